@@ -1,0 +1,182 @@
+"""The log of a shard: its entries, and the fold that says what a shard's records have come to.
+
+Pure: bytes, slots and retries are in `stores/shard_log.py`. Whoever resumes, commits or audits a shard uses this one fold, so that all of
+them agree; DESIGN ("The log of a shard") has the reasons. Entries are named tuples, not dataclasses: millions are made and folded.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+ROUND_FIRST = 0
+
+
+class EntryKind(StrEnum):
+    """The word for an entry in a slot. `probe`, `start` and `assist` are reserved; a slot that holds one is unreadable to this version."""
+
+    FENCE = "fence"
+    ANSWERED = "answered"
+    FAILED = "failed"
+    DEAD = "dead"
+    REOPEN = "reopen"
+    PROBE = "probe"
+    START = "start"
+    ASSIST = "assist"
+
+
+class Fence(NamedTuple):
+    """The claimer's first put: entries of lower epochs that come after it are void."""
+
+    epoch: int
+    round: int
+    worker: str
+    window: int  # how many records this worker admits at most before their entries are put
+    previous_end: str | None  # how the lease before this one ended (a LeaseEnd), None for the first
+
+
+class Answered(NamedTuple):
+    """A valid answer; final once it is the first terminal entry of its record."""
+
+    record_id: str
+    epoch: int
+    attempt: int  # 1 = answered at the first try
+    answer: str  # canonical JSON text
+    tokens_prompt: int
+    tokens_cached: int
+    tokens_output: int
+    worker: str
+
+
+class Failed(NamedTuple):
+    """One attempt that the record itself used up. The error text is of our own vocabulary, never the record's or the answer's."""
+
+    record_id: str
+    epoch: int
+    attempt: int
+    dead_class: str
+    error: str
+    tokens_output: int  # computed and thrown away
+
+
+class Dead(NamedTuple):
+    """No further attempt. `attempt` is how many the record used (0: never sent to the engine)."""
+
+    record_id: str
+    epoch: int
+    attempt: int
+    dead_class: str
+    error: str
+
+
+class Reopen(NamedTuple):
+    """A redrive: these dead records are open again, with no attempt used."""
+
+    epoch: int
+    round: int
+    record_ids: tuple[str, ...]
+
+
+Entry = Fence | Answered | Failed | Dead | Reopen
+Slot = Sequence[Entry] | None  # None: the bytes were read and do not decode; the slot is occupied and empty
+
+ENTRY_TYPES: Mapping[EntryKind, type[Entry]] = {
+    EntryKind.FENCE: Fence,
+    EntryKind.ANSWERED: Answered,
+    EntryKind.FAILED: Failed,
+    EntryKind.DEAD: Dead,
+    EntryKind.REOPEN: Reopen,
+}
+
+
+@dataclass(slots=True)
+class Folded:
+    """What a log says. `answered` and `dead` share no record; `failed` counts the attempts of each record that failed at least once since
+    it was last opened, whatever became of it.
+    """
+
+    answered: dict[str, Answered] = field(default_factory=dict)
+    dead: dict[str, Dead] = field(default_factory=dict)
+    failed: dict[str, int] = field(default_factory=dict)
+    epoch: int = 0  # the highest fence
+    round: int = ROUND_FIRST
+    workers: dict[int, str] = field(default_factory=dict)  # epoch -> who held it
+    unreadable_slots: list[int] = field(default_factory=list)
+    void_entries: int = 0  # below a fence, or between a round's staged slots and the next fence
+    repeated_answers: int = 0  # valid ones that came after the record's terminal entry
+    failures: int = 0
+    failures_by_class: dict[str, int] = field(default_factory=dict)
+    tokens_thrown_away: int = 0  # output tokens of failures, void and repeated answers
+
+    def is_terminal(self, record_id: str) -> bool:
+        """True when the record needs no further work in this round."""
+        return record_id in self.answered or record_id in self.dead
+
+
+def fold(slots: Sequence[Slot], *, staged_rounds: Mapping[int, int]) -> Folded:
+    """What the slots of one shard, in order, amount to.
+
+    `staged_rounds` maps each round that was staged to its slot count: what lies between that count and the next fence is void.
+    """
+    folded = Folded()
+    closed = False
+    for number, slot in enumerate(slots):
+        closed = closed or staged_rounds.get(folded.round) == number
+        if slot is None:
+            folded.unreadable_slots.append(number)
+            continue
+        for entry in slot:
+            if isinstance(entry, Fence):
+                closed = _take_fence(folded, entry, closed=closed)
+            elif closed or entry.epoch < folded.epoch:
+                _count_void(folded, entry)
+            elif isinstance(entry, Answered):
+                _take_answer(folded, entry)
+            elif isinstance(entry, Failed):
+                _take_failure(folded, entry)
+            elif isinstance(entry, Dead):
+                if entry.record_id not in folded.answered:
+                    folded.dead.setdefault(entry.record_id, entry)
+            else:
+                _take_reopen(folded, entry)
+    return folded
+
+
+def _take_fence(folded: Folded, fence: Fence, *, closed: bool) -> bool:
+    """Whether entries are void after this fence."""
+    if fence.epoch < folded.epoch:
+        folded.void_entries += 1
+        return closed
+    folded.epoch = fence.epoch
+    folded.round = fence.round
+    folded.workers[fence.epoch] = fence.worker
+    return False
+
+
+def _take_answer(folded: Folded, answered: Answered) -> None:
+    if folded.is_terminal(answered.record_id):
+        folded.repeated_answers += 1
+        folded.tokens_thrown_away += answered.tokens_output
+    else:
+        folded.answered[answered.record_id] = answered
+
+
+def _take_failure(folded: Folded, failed: Failed) -> None:
+    folded.failures += 1
+    folded.failures_by_class[failed.dead_class] = folded.failures_by_class.get(failed.dead_class, 0) + 1
+    folded.tokens_thrown_away += failed.tokens_output
+    # Attempts are numbered on by whoever resumes from this fold, so the highest number is their count, and a repeated entry counts once.
+    if failed.attempt > folded.failed.get(failed.record_id, 0):
+        folded.failed[failed.record_id] = failed.attempt
+
+
+def _take_reopen(folded: Folded, reopen: Reopen) -> None:
+    for record_id in reopen.record_ids:
+        if folded.dead.pop(record_id, None) is not None:
+            folded.failed.pop(record_id, None)
+
+
+def _count_void(folded: Folded, entry: Entry) -> None:
+    folded.void_entries += 1
+    if isinstance(entry, Answered | Failed):
+        folded.tokens_thrown_away += entry.tokens_output

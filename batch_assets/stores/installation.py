@@ -1,0 +1,70 @@
+"""One installation, opened once per process: the register, the object store, and the doors to everything under the root.
+
+Delta stores are imported only when asked for: the worker opens an installation too and touches no Delta table.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from batch_assets.core.ports import ObjectStore
+from batch_assets.settings import Settings
+from batch_assets.stores.frozen_input import FrozenInput
+from batch_assets.stores.objects import open_objects
+from batch_assets.stores.register import Register
+from batch_assets.stores.shard_log import ShardLog
+from batch_assets.stores.specs import SpecStore
+
+if TYPE_CHECKING:
+    from batch_assets.stores.aliases import Aliases
+    from batch_assets.stores.outcomes import Outcomes
+    from batch_assets.stores.releases import Releases
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """The stores of one root. `objects` paths are relative to `settings.root`."""
+
+    settings: Settings
+    register: Register
+    objects: ObjectStore
+
+    @classmethod
+    def open(cls, settings: Settings) -> "Installation":
+        """Creates folders and tables that are missing. Raises UnfitEnvironmentError when a store cannot be reached."""
+        if settings.is_local:
+            Path(settings.root).mkdir(parents=True, exist_ok=True)
+        settings.state.mkdir(parents=True, exist_ok=True)
+        register = Register(settings.database_url)
+        register.create()
+        return cls(settings, register, open_objects(settings.root))
+
+    def specs(self) -> SpecStore:
+        """Registered specs: after registration the only description of a version that is read."""
+        return SpecStore(self.objects)
+
+    def shard_log(self, *, job: str, version: str, shard: int) -> ShardLog:
+        """The log of one shard."""
+        return ShardLog(self.objects, job=job, version=version, shard=shard)
+
+    def frozen_input(self, *, job: str, version: str, attempt: str) -> FrozenInput:
+        """The frozen input of one planning attempt."""
+        return FrozenInput(self.objects, job=job, version=version, attempt=attempt)
+
+    def outcomes(self, *, job: str, version: str, answer_schema: str) -> "Outcomes":
+        """The outcomes table of one version."""
+        from batch_assets.stores.outcomes import Outcomes  # noqa: PLC0415  deltalake stays out of the worker
+
+        return Outcomes(f"{self.settings.root}/{job}/versions/{version}/outcomes", answer_schema=answer_schema)
+
+    def releases(self, *, job: str) -> "Releases":
+        """The releases of one job."""
+        from batch_assets.stores.releases import Releases  # noqa: PLC0415  deltalake stays out of the worker
+
+        return Releases(f"{self.settings.root}/{job}/releases")
+
+    def aliases(self) -> "Aliases":
+        """The alias table of this root."""
+        from batch_assets.stores.aliases import Aliases  # noqa: PLC0415  deltalake stays out of the worker
+
+        return Aliases(f"{self.settings.root}/aliases")

@@ -1,0 +1,331 @@
+"""The outcomes of one job version: a Delta table with one row per record, partitioned by (shard, outcome), written by the committer alone.
+
+Rows enter by an insert-only MERGE whose predicate names the shards literally and never the outcome, so a repeat inserts nothing.
+A plain append is banned here: it never conflicts and does duplicate. Nothing here judges a row; that is `fleet/committer.py`.
+"""
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import polars as pl
+from deltalake import DeltaTable, Schema, WriterProperties
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+
+from batch_assets.core.errors import GristmillError, Problem, RefusedError, UnfitEnvironmentError
+from batch_assets.core.records import RESERVED_COLUMNS
+
+KEY_COLUMNS = ("job_version", "record_id", "key_hash", "shard", "outcome", "round", "recipe")  # never NULL: NULL equals nothing in a MERGE
+SYSTEM_SCHEMA: Mapping[str, type[pl.DataType]] = {
+    "job_version": pl.String,
+    "record_id": pl.String,
+    "key_hash": pl.Int64,
+    "shard": pl.Int32,
+    "outcome": pl.String,
+    "round": pl.Int32,
+    "recipe": pl.String,
+    "acl": pl.String,
+    "record_class": pl.String,
+    "segment": pl.String,
+    "labels": pl.String,
+    "record_digest": pl.String,
+    "attempt": pl.Int32,
+    "epoch": pl.Int32,
+    "worker": pl.String,
+    "dead_class": pl.String,
+    "error": pl.String,
+    "tokens_prompt": pl.Int32,
+    "tokens_cached": pl.Int32,
+    "tokens_output": pl.Int32,
+    "origin_version": pl.String,
+    "surplus": pl.Int32,
+}
+PARTITION_COLUMNS = ["shard", "outcome"]
+CONFIGURATION: Mapping[str, str | None] = {
+    "delta.checkpointInterval": "10",
+    # Statistics of three columns: partition values do the pruning, and texts of a kilobyte are no statistic.
+    "delta.dataSkippingNumIndexedCols": "3",
+}
+REOPEN_MERGES = 20  # an open table slows down with every commit that it has to carry (FINDINGS, Delta)
+MERGE_TRIES_MAX = 8  # a real conflict needs a second committer, and `still_mine` ends that after one lease
+REF_DEPTH_MAX = 32  # a $ref that leads to itself has no column type
+
+JsonSchema = Mapping[str, Any]
+
+
+class SourceRefusedError(GristmillError):
+    """A frame that must not be merged (a bug of ours); reaction: stop before the table is touched."""
+
+    def __init__(self, *, uri: str, reason: str) -> None:
+        super().__init__(f"rows for {uri} are refused, nothing was written: {reason}", uri=uri, reason=reason)
+
+
+class OutcomesWrongError(GristmillError):
+    """The table holds other rows than were merged into it (a bug of ours or foreign hands); reaction: stop, a person must look."""
+
+    def __init__(self, *, uri: str, shards: Sequence[int], expected: int, found: int) -> None:
+        super().__init__(
+            f"{uri}: shards {list(shards)} have {expected} records, the table holds {found} rows of them; stop and look at the table's history",
+            uri=uri,
+            shards=tuple(shards),
+            expected=expected,
+            found=found,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutcomeFile:
+    """One parquet file of the table at its newest version."""
+
+    uri: str
+    shard: int
+    outcome: str
+    rows: int
+    size_bytes: int
+
+
+def outcomes_schema(answer_schema: str) -> pl.Schema:
+    """Columns of the table in order: ours, then one per top-level property of the answer (all NULL in a dead letter)."""
+    return pl.Schema({**{name: dtype() for name, dtype in SYSTEM_SCHEMA.items()}, **answer_dtypes(answer_schema)})
+
+
+def answer_dtypes(answer_schema: str) -> dict[str, pl.DataType]:
+    """Column type of every top-level property, in the schema's order.
+
+    Text and enums String, integer Int64, number Float64, boolean, array List, object Struct; `null` beside another type is that type.
+    Raises RefusedError for what no column can hold (a union of text and number, a free object, a recursive $ref).
+    """
+    root: JsonSchema = json.loads(answer_schema)
+    properties = cast("Mapping[str, JsonSchema]", root.get("properties", {}))
+    taken = [name for name in properties if name in RESERVED_COLUMNS]
+    if taken:
+        raise _no_column(taken[0], what="the name is one of our own columns", fix="rename the property")
+    return {name: _dtype(root, schema, path=f"properties.{name}", depth=0) for name, schema in properties.items()}
+
+
+def _dtype(root: JsonSchema, schema: JsonSchema, *, path: str, depth: int) -> pl.DataType:
+    if depth > REF_DEPTH_MAX:
+        raise _no_column(path, what="the schema refers to itself", fix="write the nesting out to the depth that you need")
+    if "$ref" in schema:
+        return _dtype(root, _referred(root, str(schema["$ref"]), path=path), path=path, depth=depth + 1)
+    if "anyOf" in schema:
+        return _one_dtype([_dtype(root, part, path=path, depth=depth + 1) for part in schema["anyOf"]], path=path)
+    return _one_dtype([_dtype_of_kind(root, schema, kind, path=path, depth=depth) for kind in _kinds(schema)], path=path)
+
+
+def _kinds(schema: JsonSchema) -> list[str]:
+    """JSON types that a value may have: from `type`, else from `enum` or `const`."""
+    if "type" in schema:
+        declared = schema["type"]
+        return [declared] if isinstance(declared, str) else list(declared)
+    values = schema["enum"] if "enum" in schema else [schema["const"]] if "const" in schema else []
+    return [_kind_of(value) for value in values]
+
+
+def _kind_of(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+        case _:
+            return "object"
+
+
+def _dtype_of_kind(root: JsonSchema, schema: JsonSchema, kind: str, *, path: str, depth: int) -> pl.DataType:
+    match kind:
+        case "string":
+            return pl.String()
+        case "integer":
+            return pl.Int64()
+        case "number":
+            return pl.Float64()
+        case "boolean":
+            return pl.Boolean()
+        case "null":
+            return pl.Null()
+        case "array" if isinstance(schema.get("items"), Mapping):
+            return pl.List(_dtype(root, schema["items"], path=f"{path}.items", depth=depth + 1))
+        case "object" if schema.get("properties"):
+            inner: Mapping[str, JsonSchema] = schema["properties"]
+            return pl.Struct({name: _dtype(root, part, path=f"{path}.{name}", depth=depth + 1) for name, part in inner.items()})
+        case _:
+            raise _no_column(path, what=f"a {kind} without a fixed form has no column type", fix="name its `items` or `properties`")
+
+
+def _one_dtype(dtypes: Sequence[pl.DataType], *, path: str) -> pl.DataType:
+    """The one type of a union; NULL fits every type, an integer fits a number, text where nothing but null is allowed."""
+    distinct = {dtype for dtype in dtypes if dtype != pl.Null}
+    if distinct == {pl.Int64(), pl.Float64()}:
+        return pl.Float64()
+    if len(distinct) > 1 or not dtypes:
+        found = " or ".join(sorted(str(dtype) for dtype in distinct)) or "no type"
+        raise _no_column(path, what=f"one column cannot hold {found}", fix="give the property one `type` (null may stand beside it)")
+    return distinct.pop() if distinct else pl.String()
+
+
+def _referred(root: JsonSchema, reference: str, *, path: str) -> JsonSchema:
+    """The part of the same document that `#/a/b` names."""
+    found: Any = root
+    for part in reference.removeprefix("#/").split("/") if reference.startswith("#/") else [reference]:
+        found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    if not isinstance(found, Mapping):
+        raise _no_column(path, what=f"$ref {reference} leads nowhere in this file", fix="refer to `#/$defs/<name>`")
+    return cast("JsonSchema", found)
+
+
+def _no_column(key: str, *, what: str, fix: str) -> RefusedError:
+    return RefusedError(Problem(code="answer_schema.no_column_type", file="answer.schema.json", key=key, what=what, fix=fix))
+
+
+class Outcomes:
+    """The table at `uri` (local path or s3://). One writer at a time by the committer's generation; any number of readers."""
+
+    def __init__(self, uri: str, *, answer_schema: str) -> None:
+        self.uri = uri
+        self.schema = outcomes_schema(answer_schema)
+        self._table: DeltaTable | None = None
+        self._merges_since_open = 0
+
+    def create(self) -> None:
+        """Idempotent, also in two processes at once. Raises UnfitEnvironmentError when the table there has other columns."""
+        try:
+            table = DeltaTable(self.uri)
+        except TableNotFoundError:
+            table = self._create()
+        self._adopt(table)
+
+    def _create(self) -> DeltaTable:
+        try:
+            return DeltaTable.create(
+                self.uri, schema=Schema.from_arrow(self.schema), mode="error", partition_by=PARTITION_COLUMNS, configuration=CONFIGURATION
+            )
+        except DeltaError:
+            return DeltaTable(self.uri)  # another was faster: its table is as good, and `_adopt` looks at the columns
+
+    def _adopt(self, table: DeltaTable) -> None:
+        expected = Schema.from_arrow(self.schema)
+        if table.schema() != expected:
+            raise UnfitEnvironmentError(
+                Problem(
+                    code="outcomes.other_columns",
+                    file=self.uri,
+                    what="the outcomes table was made for another answer schema",
+                    expected=", ".join(field.name for field in expected.fields),
+                    found=", ".join(field.name for field in table.schema().fields),
+                    fix="run this version with the release of Gristmill that planned it, or plan a new version",
+                )
+            )
+        self._table = table
+        self._merges_since_open = 0
+
+    def _newest(self) -> DeltaTable:
+        """The table at its newest version."""
+        if self._table is None or self._merges_since_open >= REOPEN_MERGES:
+            self._adopt(DeltaTable(self.uri))
+        else:
+            self._table.update_incremental()
+        assert self._table is not None  # noqa: S101  set by _adopt
+        return self._table
+
+    def merge(self, frame: pl.DataFrame, shards: Collection[int], *, still_mine: Callable[[], None]) -> int:
+        """Insert the rows whose record is not there yet; returns how many were inserted (0 for a repeat).
+
+        `frame` has exactly `schema`, each record once, and only rows of `shards`. `still_mine` raises when another generation leads; it is
+        asked before each try. Raises SourceRefusedError before writing, CommitFailedError after MERGE_TRIES_MAX conflicts.
+        """
+        literal = sorted({int(shard) for shard in shards})
+        self._check_source(frame, literal)
+        if frame.is_empty():
+            return 0
+        for tries_left in reversed(range(MERGE_TRIES_MAX)):
+            still_mine()
+            try:
+                inserted = self._merge_once(frame, literal)
+            except CommitFailedError:
+                self._table = None
+                if tries_left == 0:
+                    raise
+            else:
+                self._check_rows(frame, literal, inserted=inserted)
+                return inserted
+        raise AssertionError  # the last try returns or raises
+
+    def _merge_once(self, frame: pl.DataFrame, literal: Sequence[int]) -> int:
+        table = self._newest()
+        self._merges_since_open += 1
+        numbers = ", ".join(str(shard) for shard in literal)
+        metrics = (
+            table.merge(
+                frame,
+                f"t.shard IN ({numbers}) AND t.record_id = s.record_id",
+                source_alias="s",
+                target_alias="t",
+                streamed_exec=False,
+                writer_properties=WriterProperties(compression="ZSTD", compression_level=1),
+            )
+            .when_not_matched_insert_all()
+            .execute()
+        )
+        return int(metrics["num_target_rows_inserted"])
+
+    def _check_source(self, frame: pl.DataFrame, literal: Sequence[int]) -> None:
+        """What a MERGE of delta-rs does not notice and would turn into doubled or silently changed rows (FINDINGS, Delta)."""
+        if frame.schema != self.schema or frame.columns != list(self.schema):
+            raise SourceRefusedError(uri=self.uri, reason=f"columns differ: expected {self.schema}, found {frame.schema}")
+        nulls = [name for name in KEY_COLUMNS if frame[name].null_count() > 0]
+        if nulls:
+            raise SourceRefusedError(uri=self.uri, reason=f"NULL in {', '.join(nulls)}")
+        repeats = frame.height - frame["record_id"].n_unique()
+        if repeats:
+            raise SourceRefusedError(uri=self.uri, reason=f"{repeats} record ids stand in it more than once")
+        foreign = sorted(set(frame["shard"].unique()) - set(literal))
+        if foreign:
+            raise SourceRefusedError(uri=self.uri, reason=f"rows of shards {foreign[:10]}, only {literal} were named")
+
+    def _check_rows(self, frame: pl.DataFrame, literal: Sequence[int], *, inserted: int) -> None:
+        """After a repeat: the table holds exactly the rows of these shards. (A first MERGE inserts all: nothing to ask.)"""
+        if inserted == frame.height:
+            return
+        found = sum(file.rows for file in self.files(shards=literal))
+        if found != frame.height:
+            raise OutcomesWrongError(uri=self.uri, shards=literal, expected=frame.height, found=found)
+
+    def read(self, *, shards: Collection[int] | None = None, columns: Sequence[str] | None = None) -> pl.DataFrame:
+        """Rows of these shards (all when None) at the newest version, in no order; other partitions are not opened."""
+        lazy = pl.scan_delta(self._newest())
+        if shards is not None:
+            lazy = lazy.filter(pl.col("shard").is_in([int(shard) for shard in shards]))
+        if columns is not None:
+            lazy = lazy.select(columns)
+        return lazy.collect()
+
+    def count(self, *, shards: Collection[int] | None = None) -> int:
+        """Rows of these shards, from the table's log alone."""
+        return sum(file.rows for file in self.files(shards=shards))
+
+    def files(self, *, shards: Collection[int] | None = None) -> list[OutcomeFile]:
+        """Files of these shards at the newest version, sorted by (shard, outcome, uri)."""
+        wanted = None if shards is None else {int(shard) for shard in shards}
+        found = [file for file in self._all_files() if wanted is None or file.shard in wanted]
+        return sorted(found, key=lambda file: (file.shard, file.outcome, file.uri))
+
+    def _all_files(self) -> Iterator[OutcomeFile]:
+        actions = pl.DataFrame(self._newest().get_add_actions(flatten=True))
+        for row in actions.iter_rows(named=True):
+            yield OutcomeFile(
+                uri=f"{self.uri}/{row['path']}",
+                shard=row["partition.shard"],
+                outcome=row["partition.outcome"],
+                rows=row["num_records"],
+                size_bytes=row["size_bytes"],
+            )

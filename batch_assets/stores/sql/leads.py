@@ -1,0 +1,86 @@
+"""The supervisor lease of each version: one leader, fenced by a generation that only grows."""
+
+from sqlalchemy import ColumnElement, Connection, and_, false, or_, select, update
+
+from batch_assets.core.errors import StaleGenerationError
+from batch_assets.stores.sql.database import Database
+from batch_assets.stores.sql.rows import LeadRow, lead_of
+from batch_assets.stores.sql.tables import leads
+
+
+class Leads(Database):
+    """Who leads a version. There is no clock here: a follower says which row it saw unchanged for a lease (`LeaseObserver`)."""
+
+    def lead(self, job: str, version: str) -> LeadRow | None:
+        """The lease as it stands; None when nobody ever led. A worker watches `renewals`, which each renewal and each take-over raises."""
+        with self.reading() as connection:
+            return _lead(connection, job, version)
+
+    def take_lead(self, *, job: str, version: str, holder: str, seen: LeadRow | None) -> int | None:
+        """The new generation, or None when somebody leads.
+
+        Free is a version that nobody ever led, whose leader left, or whose row is still exactly `seen`: pass a row only when it was seen
+        unchanged for LEASE_S. The same holder asking again after a lost acknowledgement waits like any other.
+        """
+        with self.writing() as connection:
+            first = self.insert_if_absent(leads).values(job=job, version=version, holder=holder, generation=1, renewals=0, released=False)
+            if connection.execute(first).rowcount == 1:
+                return 1
+            free = or_(leads.c.released, _is(seen))
+            taken = (
+                update(leads)
+                .where(_of(job, version), free)
+                .values(holder=holder, generation=leads.c.generation + 1, renewals=leads.c.renewals + 1, released=False)
+                .returning(leads.c.generation)
+            )
+            return connection.execute(taken).scalar_one_or_none()
+
+    def renew_lead(self, *, job: str, version: str, generation: int) -> None:
+        """Raises StaleGenerationError when another leads or when the lead was left."""
+        self._change_lead(job, version, generation, renewals=leads.c.renewals + 1)
+
+    def leave_lead(self, *, job: str, version: str, generation: int) -> None:
+        """Anybody may take it at once. Twice is fine. Raises StaleGenerationError when another leads already."""
+        with self.writing() as connection:
+            mine = and_(_of(job, version), leads.c.generation == generation)
+            if connection.execute(update(leads).where(mine).values(released=True)).rowcount == 0:
+                raise _stale(version, generation, _lead(connection, job, version))
+
+    def check_generation(self, *, job: str, version: str, generation: int) -> None:
+        """Reads only. Raises StaleGenerationError when another leads or when the lead was left."""
+        with self.reading() as connection:
+            now = _lead(connection, job, version)
+        if now is None or now.generation != generation or now.released:
+            raise _stale(version, generation, now)
+
+    def _require_generation(self, connection: Connection, job: str, version: str, generation: int) -> None:
+        # The share lock makes a take-over wait until this transaction has ended, so what it writes is written under its own lead.
+        mine = select(leads.c.generation).where(_of(job, version), leads.c.generation == generation, ~leads.c.released)
+        if connection.execute(mine.with_for_update(read=True)).one_or_none() is None:
+            raise _stale(version, generation, _lead(connection, job, version))
+
+    def _change_lead(self, job: str, version: str, generation: int, **values: object) -> None:
+        with self.writing() as connection:
+            mine = and_(_of(job, version), leads.c.generation == generation, ~leads.c.released)
+            if connection.execute(update(leads).where(mine).values(**values)).rowcount == 0:
+                raise _stale(version, generation, _lead(connection, job, version))
+
+
+def _lead(connection: Connection, job: str, version: str) -> LeadRow | None:
+    columns = select(leads.c.holder, leads.c.generation, leads.c.renewals, leads.c.released)
+    row = connection.execute(columns.where(_of(job, version))).mappings().one_or_none()
+    return lead_of(row) if row else None
+
+
+def _of(job: str, version: str) -> ColumnElement[bool]:
+    return and_(leads.c.job == job, leads.c.version == version)
+
+
+def _is(seen: LeadRow | None) -> ColumnElement[bool]:
+    if seen is None:
+        return false()
+    return and_(leads.c.holder == seen.holder, leads.c.generation == seen.generation, leads.c.renewals == seen.renewals)
+
+
+def _stale(version: str, held: int, now: LeadRow | None) -> StaleGenerationError:
+    return StaleGenerationError(version=version, generation_held=held, generation_current=now.generation if now else 0)

@@ -1,0 +1,1 @@
+"""Supervisor, committer, local fleet, and the outcomes table they write."""
