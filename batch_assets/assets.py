@@ -26,7 +26,7 @@ def build_model(name: str, graph: JobGraph) -> dg.AssetsDefinition:
 
 
 def build_assets(graph: JobGraph) -> Sequence[dg.AssetsDefinition | dg.AssetSpec]:
-    """model -> prompt, snapshot -> shard_plan -> shard_results -> release -> published -> what readers get."""
+    """Model -> prompt, snapshot -> shard_plan -> shard_results -> release -> published -> what readers get."""
     common = {"group_name": graph.name, "owners": list(graph.owners), "tags": {"gristmill/job": graph.name, "gristmill/route": "vllm"}}
 
     @dg.multi_observable_source_asset(
@@ -40,7 +40,11 @@ def build_assets(graph: JobGraph) -> Sequence[dg.AssetsDefinition | dg.AssetSpec
         name=f"{graph.name}__snapshot",
         specs=[
             dg.AssetSpec(
-                graph.key("snapshot"), kinds={graph.source_kind}, deps=graph.upstream, description="The input table, pinned by content.", **common
+                graph.key("snapshot"),
+                kinds={graph.source_kind},
+                deps=graph.upstream,
+                description="The input table, pinned by content.",
+                **common,
             )
         ],
     )

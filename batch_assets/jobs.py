@@ -2,14 +2,16 @@
 contiguous range of partitions only. Each op calls the same step as its asset and logs the same events.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import dagster as dg
+from pydantic import Field
 
 from batch_assets import metadata, steps
-from batch_assets.core.errors import GateFailedError, NotFinishedError, Problem
+from batch_assets.core.errors import GateFailedError
 from batch_assets.core.identity import shard_key
-from batch_assets.core.leasing import ShardState
+from batch_assets.core.leasing import ShardState, VersionState
 from batch_assets.steps import JobGraph, PublishConfig
 from resources import GristmillResource
 
@@ -29,7 +31,7 @@ class RunConfig(dg.Config):
 class ShardsConfig(dg.Config):
     """Which shards to finish; empty = everything that is missing in active versions."""
 
-    shards: list[str] = []
+    shards: list[str] = Field(default_factory=list)
 
 
 def build_jobs(graph: JobGraph) -> list[dg.JobDefinition]:
@@ -38,82 +40,96 @@ def build_jobs(graph: JobGraph) -> list[dg.JobDefinition]:
 
 
 def _main_job(graph: JobGraph) -> dg.JobDefinition:
-    name = graph.name
+    observe, plan, answer = _observe_op(graph), _plan_op(graph), _answer_op(graph)
+    release, judge, publish = _release_op(graph), _judge_op(graph), _publish_op(graph)
 
-    @dg.op(name=f"{name}__observe", out=dg.Out(dg.Nothing))
+    @dg.job(
+        name=graph.name,
+        description=f"{graph.description} Runs it all: observe, plan, results, release, checks, publish.",
+        executor_def=dg.in_process_executor,
+        tags={"gristmill/job": graph.name},
+    )
+    def main() -> None:
+        publish(judge(release(answer(plan(observe())))))
+
+    return main
+
+
+def _observe_op(graph: JobGraph) -> dg.OpDefinition:
+    @dg.op(name=f"{graph.name}__observe_inputs", out=dg.Out(dg.Nothing))
     def observe(context: dg.OpExecutionContext, gristmill: GristmillResource) -> None:
-        for observed in (steps.observe_model(gristmill, graph), steps.observe_prompt(gristmill, graph), steps.observe_snapshot(gristmill, graph)):
-            context.log_event(metadata.as_observation(observed))
+        for look in (steps.observe_model, steps.observe_prompt, steps.observe_snapshot):
+            context.log_event(metadata.as_observation(look(gristmill, graph)))
 
-    @dg.op(name=f"{name}__plan", ins={"observed": dg.In(dg.Nothing)}, out=dg.Out(is_required=False))
-    def plan(context: dg.OpExecutionContext, config: RunConfig, gristmill: GristmillResource) -> Any:
+    return observe
+
+
+def _plan_op(graph: JobGraph) -> dg.OpDefinition:
+    @dg.op(name=f"{graph.name}__plan_version", ins={"observed": dg.In(dg.Nothing)}, out=dg.Out(is_required=False))
+    def plan(context: dg.OpExecutionContext, config: RunConfig, gristmill: GristmillResource) -> Iterator[dg.Output[Work]]:
         if config.version:
-            with steps.opened(gristmill) as installation:
-                row = installation.register.resolve(name, config.version)
-                steps.add_partitions(context.instance, installation, graph, version=row.name)
-            work: Work = {"version": row.name, "publish": config.publish, "by": config.by}
-            yield dg.Output(work)
-            return
-        report = steps.plan_version(context, gristmill, graph, pilot=config.pilot or None)
-        context.log_event(metadata.materialization(graph.key("shard_plan"), metadata.of_plan(report), data_version=report.version))
-        with steps.opened(gristmill) as installation:
-            if report.needs_approval and not config.approve:
-                raise NotFinishedError(steps.waits_for_approval(name, report))
-            if steps.is_live(installation, graph, report.version):
-                context.log.info(f"{report.version}: nothing new, it is live; 0 model calls")
-                steps.log_table(context, installation, graph, changed=False)
+            version = steps.continue_version(context, gristmill, graph, version=config.version)
+        else:
+            report = steps.plan_version(context, gristmill, graph, pilot=config.pilot or None)
+            context.log_event(metadata.materialization(graph.key("shard_plan"), metadata.of_plan(report), data_version=report.version))
+            if steps.ends_with_plan(context, gristmill, graph, report, approve=config.approve):
                 return
-        yield dg.Output({"version": report.version, "publish": config.publish, "by": config.by})
+            version = report.version
+        yield dg.Output({"version": version, "publish": config.publish, "by": config.by})
 
-    @dg.op(name=f"{name}__shard_results")
-    def shard_results(context: dg.OpExecutionContext, gristmill: GristmillResource, work: Work) -> Work:
+    return plan
+
+
+def _answer_op(graph: JobGraph) -> dg.OpDefinition:
+    @dg.op(name=f"{graph.name}__answer_shards")
+    def answer(context: dg.OpExecutionContext, gristmill: GristmillResource, work: Work) -> Work:
         with steps.opened(gristmill) as installation:
             steps.answer_version(context, installation, gristmill.job(graph.job_file), graph, version=work["version"], numbers=None)
         return work
 
-    @dg.op(name=f"{name}__release")
+    return answer
+
+
+def _release_op(graph: JobGraph) -> dg.OpDefinition:
+    @dg.op(name=f"{graph.name}__build_release")
     def release(context: dg.OpExecutionContext, gristmill: GristmillResource, work: Work) -> Work:
         report, verdict = steps.release_version(context, gristmill, graph, version=work["version"])
-        context.log_event(
-            metadata.materialization(
-                graph.key("release"), metadata.of_release(report, verdict), data_version=report.release_id, partition=work["version"]
-            )
+        event = metadata.materialization(
+            graph.key("release"), metadata.of_release(report, verdict), data_version=report.release_id, partition=work["version"]
         )
+        context.log_event(event)
         return work
 
-    @dg.op(name=f"{name}__checks")
-    def checks(context: dg.OpExecutionContext, gristmill: GristmillResource, work: Work) -> Work:
+    return release
+
+
+def _judge_op(graph: JobGraph) -> dg.OpDefinition:
+    @dg.op(name=f"{graph.name}__judge_release")
+    def judge(context: dg.OpExecutionContext, gristmill: GristmillResource, work: Work) -> Work:
         with steps.opened(gristmill) as installation:
-            verdict = metadata.recorded_verdict(installation, job=name, version=work["version"])
+            verdict = metadata.recorded_verdict(installation, job=graph.name, version=work["version"])
             for evaluation in metadata.check_evaluations(graph.key("release"), verdict):
                 context.log_event(evaluation)
             if not verdict.passed:
-                raise GateFailedError(*metadata.gate_problems(graph.alias, verdict))
+                raise GateFailedError(*verdict.problems)
         return work
 
-    @dg.op(name=f"{name}__published", out=dg.Out(dg.Nothing))
-    def published(context: dg.OpExecutionContext, gristmill: GristmillResource, work: Work) -> None:
+    return judge
+
+
+def _publish_op(graph: JobGraph) -> dg.OpDefinition:
+    @dg.op(name=f"{graph.name}__move_alias", out=dg.Out(dg.Nothing))
+    def publish(context: dg.OpExecutionContext, gristmill: GristmillResource, work: Work) -> None:
         if not work["publish"]:
-            context.log.info(f"{work['version']} is not published, as asked")
+            context.log.info("%s is not published, as asked", work["version"])
             return
         report = steps.publish_version(context, gristmill, graph, versions=[work["version"]], config=PublishConfig(by=work["by"]))
-        context.log_event(
-            metadata.materialization(
-                graph.key("published"), metadata.of_publish(report), data_version=report.release_id, partition=work["version"]
-            )
+        event = metadata.materialization(
+            graph.key("published"), metadata.of_publish(report), data_version=report.release_id, partition=work["version"]
         )
+        context.log_event(event)
 
-    @dg.job(
-        name=name,
-        description=f"{graph.description} Runs it all: observe, plan, results, release, checks, publish.",
-        executor_def=dg.in_process_executor,
-        resource_defs={"io_manager": dg.mem_io_manager},
-        tags={"gristmill/job": name},
-    )
-    def main() -> None:
-        published(checks(release(shard_results(plan(observe())))))
-
-    return main
+    return publish
 
 
 def _finish_job(graph: JobGraph) -> dg.JobDefinition:
@@ -125,7 +141,7 @@ def _finish_job(graph: JobGraph) -> dg.JobDefinition:
                 keys = [
                     shard_key(version.name, row.number)
                     for version in installation.register.versions(graph.name)
-                    if version.is_open
+                    if version.state is VersionState.ACTIVE
                     for row in installation.register.shards(graph.name, version.name)
                     if row.state is not ShardState.COMMITTED
                 ]
@@ -135,7 +151,6 @@ def _finish_job(graph: JobGraph) -> dg.JobDefinition:
         name=f"{graph.name}__finish_shards",
         description="Finish any scattered set of shards in one run; without a list, all that are missing.",
         executor_def=dg.in_process_executor,
-        resource_defs={"io_manager": dg.mem_io_manager},
         tags={"gristmill/job": graph.name},
     )
     def finish_shards() -> None:

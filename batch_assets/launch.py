@@ -19,7 +19,9 @@ from batch_assets.stores.job_folders import load_job
 
 TEMPLATE = Path(__file__).parent / "templates" / "dagster.yaml"
 WORKSPACE = "workspace.yaml"
-QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}  # the terminal shows progress and refusals; the UI has the run's log
+QUIET = {
+    "loggers": {"console": {"config": {"log_level": "CRITICAL"}}}
+}  # the terminal shows progress and refusals; the UI has the run's log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +56,10 @@ def open_instance(settings: Settings) -> dg.DagsterInstance:
 
 
 def execute(settings: Settings, job_file: Path, request: RunRequest) -> RunEnd:
-    """Run the main job of a job folder to its end. Ctrl-C drains, holds and raises KeyboardInterrupt; errors that are not ours are raised."""
+    """Run the main job of a job folder to its end. Ctrl-C drains, holds, raises KeyboardInterrupt; foreign errors are raised."""
     definitions = build_job_definitions(job_file, settings)
     name = job_file.resolve().parent.name
-    config = {"ops": {f"{name}__plan": {"config": asdict(request)}}, **QUIET}
+    config = {"ops": {f"{name}__plan_version": {"config": asdict(request)}}, **QUIET}
     with open_instance(settings) as instance:
         run_id, error = _run(definitions.resolve_job_def(name), run_config=config, instance=instance, tags={TERMINAL_TAG: "yes"})
         version = request.version or _planned_version(instance, run_id, name)
@@ -113,7 +115,7 @@ def serve_ui(settings: Settings, *, host: str, port: int) -> int:
     open_instance(settings).dispose()
     environment = {**os.environ, **settings.as_environment(), "DAGSTER_HOME": str(settings.dagster_home)}
     command = [sys.executable, "-m", "dagster", "dev", "-w", str(workspace / WORKSPACE), "-h", host, "-p", str(port)]
-    return subprocess.run(command, cwd=workspace, env=environment, check=False).returncode  # noqa: S603  our own arguments
+    return subprocess.run(command, cwd=workspace, env=environment, check=False).returncode
 
 
 def _workspace_folder() -> Path:

@@ -15,8 +15,9 @@ import polars as pl
 from batch_assets.core.errors import NotFinishedError, Problem
 from batch_assets.core.identity import short
 from batch_assets.core.spec import Snapshot
-from batch_assets.core.validation import CheckResult, Severity
-from batch_assets.flows.judge import Verdict, latest_verdict
+from batch_assets.core.validation import CheckName, CheckResult, Severity
+from batch_assets.core.verdict import Verdict
+from batch_assets.flows.judge import latest_verdict
 from batch_assets.flows.planner import PlanReport
 from batch_assets.flows.publish import PublishReport
 from batch_assets.flows.release import ReleaseReport
@@ -89,7 +90,9 @@ def of_plan(report: PlanReport) -> Metadata:
 
 def plan_sentence(report: PlanReport) -> str:
     """The plan in one line, for the log and the demo."""
-    aside = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in sorted(report.set_aside_by_class.items(), key=lambda item: -item[1]))
+    aside = ", ".join(
+        f"{count:,} {name.replace('_', ' ')}" for name, count in sorted(report.set_aside_by_class.items(), key=lambda item: -item[1])
+    )
     surplus = f", {report.surplus:,} surplus {'copy' if report.surplus == 1 else 'copies'}" if report.surplus else ""
     return (
         f"{report.records:,} records at {report.snapshot_label} -> {report.version} ({report.kind}): {report.shards:,} shards, "
@@ -123,7 +126,7 @@ def of_release(report: ReleaseReport, verdict: Verdict) -> Metadata:
     """Metadata of a `release` partition: the verdict stands here because a failed check leaves the partition green."""
     rows = report.results + report.dead_letters
     return {
-        "verdict": verdict_word(verdict),
+        "verdict": verdict.summary,
         "release_id": report.release_id,
         "dagster/partition_row_count": report.rows,
         "dagster/uri": report.uri,
@@ -131,7 +134,7 @@ def of_release(report: ReleaseReport, verdict: Verdict) -> Metadata:
         "dead_letters": report.dead_letters,
         "dead_letters_percent": round(100 * report.dead_letters / rows, 3) if rows else 0.0,
         "surplus_copies": report.surplus,
-        "findings": _table([_finding(result) for result in verdict.checks if not result.passed]),
+        "findings": _table([_finding(result) for result in verdict.findings]),
     }
 
 
@@ -186,16 +189,7 @@ def recorded_verdict(installation: Installation, *, job: str, version: str | Non
     return verdict
 
 
-def verdict_word(verdict: Verdict) -> str:
-    """`passed`, `warned: …` or `failed: …` with the names of the checks."""
-    failed = [result.name for result in verdict.checks if not result.passed and result.severity is Severity.BLOCK]
-    warned = [result.name for result in verdict.checks if not result.passed and result.severity is Severity.WARN]
-    if failed:
-        return f"failed: {', '.join(failed)}"
-    return f"warned: {', '.join(warned)}" if warned else "passed"
-
-
-def check_result(verdict: Verdict, name: str) -> dg.AssetCheckResult:
+def check_result(verdict: Verdict, name: CheckName) -> dg.AssetCheckResult:
     """One recorded check as Dagster shows it."""
     result = next(each for each in verdict.checks if each.name == name)
     return dg.AssetCheckResult(
@@ -242,7 +236,9 @@ def _finding(result: CheckResult) -> Mapping[str, str]:
 def _table(rows: list[Mapping[str, Any]]) -> dg.TableMetadataValue | str:
     if not rows:
         return ""
-    schema = dg.TableSchema(columns=[dg.TableColumn(name, "int" if isinstance(value, int) else "string") for name, value in rows[0].items()])
+    schema = dg.TableSchema(
+        columns=[dg.TableColumn(name, "int" if isinstance(value, int) else "string") for name, value in rows[0].items()]
+    )
     return dg.MetadataValue.table(records=[dg.TableRecord(dict(row)) for row in rows], schema=schema)
 
 

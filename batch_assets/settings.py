@@ -40,7 +40,8 @@ class Settings:
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], *, root: str | None = None) -> "Settings":
         """`GRISTMILL_ROOT` (default ./.gristmill), `_STATE`, `_DATABASE_URL`, `_JOBS`, `_LEASE_S`, `_RENEW_S`, `_FLUSH_S`, `_ENGINE`,
-        `_ENGINE_SCRIPT`, `_UI_URL`; `root` wins over the environment. Raises RefusedError."""
+        `_ENGINE_SCRIPT`, `_UI_URL`; `root` wins over the environment. Raises RefusedError.
+        """
         chosen = root or environment.get("GRISTMILL_ROOT") or ".gristmill"
         local = "://" not in chosen
         if local:

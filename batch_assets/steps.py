@@ -1,29 +1,30 @@
 """What an asset and its op share: open the stores, call one flow, log the events that people see.
 
-Belongs here: keys, partitions and events of one job's graph. Does not: any rule about shards, releases or publishing (flows, fleet), nor the
-metadata of an event (`metadata.py`). Refusals of ours become `dg.Failure` with the text that says what to do now; their cause stays attached,
-so that the command line ends with its exit code.
+Belongs here: keys, partitions and events of one job's graph. Does not: any rule about shards, releases or publishing (flows, fleet), nor
+the metadata of an event (`metadata.py`). Refusals of ours become `dg.Failure` with the text that says what to do now; their cause stays
+attached, so that the command line ends with its exit code.
 """
 
-import os
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 
 from batch_assets import metadata
-from batch_assets.core.errors import ConflictError, GristmillError, NotFinishedError, Problem, RefusedError
+from batch_assets.core.errors import GristmillError, NotFinishedError, Problem, RefusedError
 from batch_assets.core.identity import digest_of, shard_key, split_shard_key
 from batch_assets.core.leasing import HoldReason
+from batch_assets.core.prompting import PromptRenderer
 from batch_assets.core.validation import CheckSettings
+from batch_assets.core.verdict import Verdict
+from batch_assets.engines.tokenizers import tokenizer_for
 from batch_assets.fleet.progress import progress_view
 from batch_assets.fleet.supervisor import SupervisionReport, supervise
-from batch_assets.flows.judge import Verdict, judge
+from batch_assets.flows.judge import judge
 from batch_assets.flows.planner import PlanReport, plan
 from batch_assets.flows.publish import PublishReport, publish, rollback
 from batch_assets.flows.release import ReleaseReport, build_release
@@ -71,7 +72,7 @@ class JobGraph:
             name=job.name,
             job_file=job_file,
             owners=tuple(settings.owners),
-            alias=settings.publish.alias or job.name,
+            alias=job.alias,
             model_name=Path(job.model_path).name,
             source_kind={"delta": "deltalake"}.get(job.source_kind.value, job.source_kind.value),
             description=settings.description or f"Answers of {Path(job.model_path).name} for every record.",
@@ -140,7 +141,9 @@ def observe_prompt(gristmill: GristmillResource, graph: JobGraph) -> dg.ObserveR
         return dg.ObserveResult(
             asset_key=graph.key("prompt"),
             data_version=dg.DataVersion(digest),
-            metadata=metadata.of_prompt(job, digest=digest, engine=gristmill.engine, published_prompt=published_prompt),
+            metadata=metadata.of_prompt(
+                job, digest=digest, prefix_tokens=_prefix_tokens(job, gristmill.engine), published_prompt=published_prompt
+            ),
         )
 
 
@@ -154,6 +157,10 @@ def observe_snapshot(gristmill: GristmillResource, graph: JobGraph) -> dg.Observ
             data_version=dg.DataVersion(snapshot.digest),
             metadata=metadata.of_snapshot(snapshot),
         )
+
+
+def _prefix_tokens(job: Job, engine: str) -> int:
+    return len(PromptRenderer(job.template, tokenizer_for(engine, job.model_path)).prefix_tokens)
 
 
 # --- plan ------------------------------------------------------------------------------------------------------------------------
@@ -180,6 +187,26 @@ def add_partitions(instance: dg.DagsterInstance, installation: Installation, gra
         instance.add_dynamic_partitions(f"{graph.name}_shards", missing)
 
 
+def continue_version(context: Context, gristmill: GristmillResource, graph: JobGraph, *, version: str) -> str:
+    """A version that is registered already, by any selector; its partitions are there afterwards."""
+    with opened(gristmill) as installation:
+        row = installation.register.resolve(graph.name, version)
+        add_partitions(context.instance, installation, graph, version=row.name)
+        return row.name
+
+
+def ends_with_plan(context: Context, gristmill: GristmillResource, graph: JobGraph, report: PlanReport, *, approve: bool) -> bool:
+    """True when there is nothing to do: readers get this version already. Raises NotFinishedError when it waits for approval."""
+    with opened(gristmill) as installation:
+        if report.needs_approval and not approve:
+            raise NotFinishedError(_waits_for_approval(graph.name, report))
+        if not _is_live(installation, graph, report.version):
+            return False
+        context.log.info("%s: nothing new, it is live; 0 model calls", report.version)
+        log_table(context, installation, graph, changed=False)
+        return True
+
+
 # --- answer ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -197,9 +224,9 @@ def answer_shards(context: Context, gristmill: GristmillResource, graph: JobGrap
 def answer_version(
     context: Context, installation: Installation, job: Job, graph: JobGraph, *, version: str, numbers: Collection[int] | None
 ) -> SupervisionReport:
-    """Supervise one version. `numbers` None = all its shards. A launch by a person approves a version that waits for approval."""
+    """Supervise one version; `numbers` None = all its shards. A person's launch lifts holds that wait for one: approval, a cancelled run."""
     row = installation.register.resolve(graph.name, version)
-    if row.hold is HoldReason.APPROVAL and SENSOR_TAG not in context.run.tags:
+    if row.hold in (HoldReason.APPROVAL, HoldReason.CANCELLED) and SENSOR_TAG not in context.run.tags:
         installation.register.lift_version_hold(job=graph.name, version=row.name)
     with progress_view(to_terminal=TERMINAL_TAG in context.run.tags and sys.stderr.isatty(), log=context.log.info) as show:
         report = supervise(
@@ -209,7 +236,7 @@ def answer_version(
             wanted=None if numbers is None else set(numbers),
             workers=job.job_file.run.workers_max,
             holder=f"run-{context.run_id}",
-            speed=job.job_file.run.engine,
+            speed=job.job_file.run.knobs.model_dump(exclude_none=True),
             announce=lambda shards: _announce(context, graph, row.recipe_digest, shards),
             progress=show,
             should_stop=lambda: False,
@@ -286,12 +313,32 @@ def publish_version(
         return report
 
 
+def _is_live(installation: Installation, graph: JobGraph, version: str) -> bool:
+    live = installation.aliases().read(graph.alias)
+    return live is not None and live.job == graph.name and live.version == version
+
+
+def _waits_for_approval(job: str, report: PlanReport) -> Problem:
+    """A version that a sensor may not start by itself."""
+    return Problem(
+        code="run.needs_approval",
+        file=job,
+        key=report.version,
+        what=f"{report.version} waits for approval: {report.approval_reason or 'it was planned by a sensor'}",
+        expected="a person's yes",
+        found=f"{report.to_answer:,} records to answer",
+        fix=f"gristmill run {job} --yes, or `gristmill resume {job}`",
+    )
+
+
 def log_table(context: Context, installation: Installation, graph: JobGraph, *, changed: bool) -> None:
     """Tell downstream: a materialization when what readers get has changed, otherwise an observation, which wakes nobody."""
     live = installation.aliases().read(graph.alias)
     if live is None:
         return
-    details = metadata.of_table(installation, live)
+    moves = installation.aliases().history(graph.alias)
+    previous = next((move for move in moves[1:] if move.version != live.version), None)
+    details = metadata.of_table(installation, live, previous)
     tags = {"dagster/data_version": live.release_id}
     event = dg.AssetMaterialization if changed else dg.AssetObservation
     context.log_event(event(graph.table_key, metadata=details, tags=tags))

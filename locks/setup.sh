@@ -59,8 +59,22 @@ if ! $VENV/bin/pip install --dry-run --quiet --no-deps --only-binary :all: "$tor
     index=(--extra-index-url "$TORCH_INDEX")
 fi
 
+# uv installs the lock in about a minute, pip in up to ten, but only pip sees a torch that pip is configured to find. So: uv and
+# torch by pip, the rest by uv; by pip where uv cannot (an index that is named in pip's configuration alone).
+paragraph() { awk -v name="$1" '/^[a-z0-9]/ {mine = ($0 ~ "^" name "==")} mine' $LOCK; }
+rest() { awk '/^[a-z0-9]/ {mine = !($0 ~ /^torch==/)} mine' $LOCK; }
+pip_install() { $VENV/bin/pip install --quiet --no-deps --require-hashes --only-binary :all: "$@"; }
+
 say "installing $(grep -c == $LOCK) packages of $LOCK into $VENV (4 GB, some minutes the first time)"
-$VENV/bin/pip install --quiet --no-deps --require-hashes --only-binary :all: "${index[@]}" -r $LOCK
+lock_parts=$(mktemp -d)
+trap 'rm -rf "$lock_parts"' EXIT
+paragraph uv >"$lock_parts/uv.txt"
+paragraph torch >"$lock_parts/torch.txt"
+rest >"$lock_parts/rest.txt"
+pip_install -r "$lock_parts/uv.txt"
+pip_install "${index[@]}" -r "$lock_parts/torch.txt"
+$VENV/bin/uv pip install --quiet --python $VENV/bin/python --no-deps --require-hashes --only-binary :all: -r "$lock_parts/rest.txt" \
+    || { say "uv could not; pip installs it"; pip_install -r "$lock_parts/rest.txt"; }
 $VENV/bin/pip install --quiet --no-deps --no-build-isolation --editable .
 
 allowed=$(grep -v '^#' locks/pip-check-allowed.txt | sed 's/  *#.*//' | sort)

@@ -112,7 +112,7 @@ def _all_committed(graph: JobGraph) -> dg.SensorDefinition:
                 run_requests=[
                     dg.RunRequest(
                         run_key=f"{version.name}:release",
-                        run_config={"ops": {f"{graph.name}__plan": {"config": {"version": version.name}}}},
+                        run_config={"ops": {f"{graph.name}__plan_version": {"config": {"version": version.name}}}},
                         tags={"gristmill/version": version.name},
                     )
                     for version in _versions_in(installation, graph, VersionState.FINISHED)

@@ -116,7 +116,8 @@ class StaleLeaseError(GristmillError):
 
     def __init__(self, *, shard: str, epoch_held: int, epoch_current: int) -> None:
         super().__init__(
-            f"lease on shard {shard} is stale: epoch held {epoch_held}, current {epoch_current}; drop this worker's rows and claim another shard",
+            f"lease on shard {shard} is stale: epoch held {epoch_held}, current {epoch_current}; "
+            "drop this worker's rows and claim another shard",
             shard=shard,
             epoch_held=epoch_held,
             epoch_current=epoch_current,

@@ -4,7 +4,6 @@ import hashlib
 import json
 from typing import Any
 
-
 DIGEST_PREFIX = "sha256:"
 VERSION_HEX_DIGITS = 6
 

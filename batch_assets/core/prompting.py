@@ -153,7 +153,9 @@ def _text_before_marker(file: str, number: int, line: str) -> Problem:
 
 
 def _message(role: str, content: str, file: str, problems: list[Problem]) -> Message:
-    texts, fields, end = [], [], 0
+    texts: list[str] = []
+    fields: list[str] = []
+    end = 0
     for found in PLACEHOLDER.finditer(content):
         name = found[1].strip()
         texts.append(content[end : found.start()])
@@ -179,7 +181,7 @@ def _placeholder_problem(file: str, role: str, found: str) -> Problem:
 
 
 def _problems_of_text(text: str, file: str, role: str) -> list[Problem]:
-    problems = []
+    problems: list[Problem] = []
     if "{{" in text:
         problems.append(
             Problem(
@@ -248,7 +250,8 @@ def _problems_of_shape(messages: list[Message], file: str) -> list[Problem]:
 
 def _chat_parts(template: PromptTemplate, tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
     """The chat text cut at the placeholders: texts (one more than fields) and the fields between them."""
-    contents, fields = [], []
+    contents: list[tuple[str, str]] = []
+    fields: list[str] = []
     for message in template.messages:
         pieces = [message.texts[0]]
         for name, text in zip(message.fields, message.texts[1:], strict=True):

@@ -98,6 +98,7 @@ class Folded:
     answered: dict[str, Answered] = field(default_factory=dict)
     dead: dict[str, Dead] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
+    last_failures: dict[str, Failed] = field(default_factory=dict)  # of the records in `failed`
     epoch: int = 0  # the highest fence
     round: int = ROUND_FIRST
     workers: dict[int, str] = field(default_factory=dict)  # epoch -> who held it
@@ -168,12 +169,14 @@ def _take_failure(folded: Folded, failed: Failed) -> None:
     # Attempts are numbered on by whoever resumes from this fold, so the highest number is their count, and a repeated entry counts once.
     if failed.attempt > folded.failed.get(failed.record_id, 0):
         folded.failed[failed.record_id] = failed.attempt
+        folded.last_failures[failed.record_id] = failed
 
 
 def _take_reopen(folded: Folded, reopen: Reopen) -> None:
     for record_id in reopen.record_ids:
         if folded.dead.pop(record_id, None) is not None:
             folded.failed.pop(record_id, None)
+            folded.last_failures.pop(record_id, None)
 
 
 def _count_void(folded: Folded, entry: Entry) -> None:

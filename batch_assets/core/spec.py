@@ -115,7 +115,8 @@ class Snapshot:
     @property
     def digest(self) -> str:
         """Content only: (table id, version) for Delta; the sorted file hashes otherwise. A renamed file is the same input,
-        except that keys of rows without an id name their file."""
+        except that keys of rows without an id name their file.
+        """
         if self.kind is SourceKind.DELTA:
             return digest_of({"kind": self.kind, "table_id": self.table_id, "version": self.table_version})
         return digest_of({"kind": self.kind, "files": [[pinned.name, pinned.sha256] for pinned in self.files]})

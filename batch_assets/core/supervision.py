@@ -17,6 +17,7 @@ STARTS_PER_WORKER_MINUTE_MAX = 6
 START_WINDOW_S = 60.0
 # Exits in a row before any of the fleet held a shard or sent a prompt: the next start would end in the same way.
 FRUITLESS_EXITS_MAX = 3
+FRUITLESS_FORGET_S = 600.0  # while others work: a passing lack of memory must not keep the fleet small for the rest of a night
 HUNG_LEASES = 3.0  # a worker that has not been heard from for so many leases lost its shards long ago; its process only takes up the place
 OPEN_STATES = (ShardState.PENDING, ShardState.LEASED)
 CLASS_OF_LAST_LINE = re.compile(r"^\s*([A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Killed|refused))\b")
@@ -50,35 +51,31 @@ class StartBudget:
 
     workers: int
     _starts_s: deque[float] = field(default_factory=deque)
-    _fruitless: list[WorkerExit] = field(default_factory=list)
+    _fruitless: list[tuple[float, WorkerExit]] = field(default_factory=list)
 
     def allowed(self, *, now_s: float) -> int:
-        """How many may be started now."""
+        """How many may be started now; none while there is a crash loop."""
         while self._starts_s and now_s - self._starts_s[0] >= START_WINDOW_S:
             self._starts_s.popleft()
-        return max(0, self.workers * STARTS_PER_WORKER_MINUTE_MAX - len(self._starts_s))
+        return 0 if self.crash_loop(now_s=now_s) else max(0, self.workers * STARTS_PER_WORKER_MINUTE_MAX - len(self._starts_s))
 
     def started(self, *, now_s: float) -> None:
         """One was started."""
         self._starts_s.append(now_s)
 
-    def exited(self, exits: Iterable[WorkerExit]) -> None:
+    def exited(self, exits: Iterable[WorkerExit], *, now_s: float) -> None:
         """A worker that got somewhere, or left in peace, ends the row of fruitless ones."""
         for each in exits:
             if each.is_clean or each.was_fruitful:
                 self._fruitless.clear()
             else:
-                self._fruitless.append(each)
+                self._fruitless.append((now_s, each))
 
-    def worked(self) -> None:
-        """A living worker holds a shard: the fleet works, whatever some of its starts came to."""
-        self._fruitless.clear()
-
-    @property
-    def crash_loop(self) -> Sequence[WorkerExit]:
+    def crash_loop(self, *, now_s: float) -> Sequence[WorkerExit]:
         """The exits that show that starting another is of no use; empty while it may be."""
-        hopeless = len(self._fruitless) >= FRUITLESS_EXITS_MAX or any(each.is_refusal for each in self._fruitless)
-        return tuple(self._fruitless) if hopeless else ()
+        recent = [each for ended_s, each in self._fruitless if now_s - ended_s < FRUITLESS_FORGET_S]
+        hopeless = len(recent) >= FRUITLESS_EXITS_MAX or any(each.is_refusal for each in recent)
+        return tuple(recent) if hopeless else ()
 
 
 def workers_to_start(*, workers: int, alive: int, open_shards: int, allowed: int) -> int:

@@ -1,26 +1,18 @@
-"""The gate: what is asked of a release before readers may get it, and how a verdict is worded.
+"""The gate: what is asked of a release before readers may get it, and how each answer is worded.
 
-Pure. `stores/release_facts.py` counts, range by range; here the counts become checks and the checks a verdict. A message begins with the
+Pure. `stores/release_facts.py` counts, range by range; here the counts become checks. A message begins with the
 version (the checks page of the UI cannot show it) and names keys, never record or answer text.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol, Self, TypeVar
+from typing import Protocol, Self
 
-from batch_assets.core.errors import Problem
+from batch_assets.core.evidence import EXAMPLES_MAX, SEGMENTS_MAX, ReleaseFacts, SegmentCount, shown_id
 from batch_assets.core.identity import shard_key, short
 
-VALIDATOR_VERSION = "1"  # raised when a check asks something else: a verdict of another one is judged again before publishing
-EXAMPLES_MAX = 10
-EXAMPLE_CHARACTERS_MAX = 60  # ids are opaque text of any length
-SEGMENTS_MAX = 10_000  # more than this is no segment but a key, and its counts would grow with the input
 DEAD_LETTERS_MAX = 0.005
-
-
-_T = TypeVar("_T")
 
 
 class CheckName(StrEnum):
@@ -87,123 +79,6 @@ class CheckSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """Rows that should not be as they are: how many, and the first few by name. `notes` say what is wrong with them."""
-
-    count: int = 0
-    ids: tuple[str, ...] = ()
-    shards: tuple[int, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    def __add__(self, other: "Found") -> "Found":
-        return Found(
-            count=self.count + other.count,
-            ids=_first(self.ids, other.ids),
-            shards=_first(self.shards, other.shards),
-            notes=_first(self.notes, other.notes),
-        )
-
-    def named(self) -> str:
-        """`T-118, T-2044 and 7 more`."""
-        shown = ", ".join(shown_id(each) for each in self.ids)
-        more = self.count - len(self.ids)
-        return f"{shown} and {more:,} more" if more > 0 else shown
-
-
-def _first(ours: tuple[_T, ...], theirs: tuple[_T, ...]) -> tuple[_T, ...]:
-    return tuple(dict.fromkeys((*ours, *theirs)))[:EXAMPLES_MAX]
-
-
-def shown_id(record_id: str) -> str:
-    """A record id fit for a message: bounded, and control characters escaped."""
-    shown = record_id if record_id.isprintable() else record_id.encode("unicode_escape").decode()
-    return shown if len(shown) <= EXAMPLE_CHARACTERS_MAX else f"{shown[: EXAMPLE_CHARACTERS_MAX - 1]}…"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentCount:
-    """Records of one segment, and its dead letters by class."""
-
-    records: int = 0
-    dead_by_class: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def dead(self) -> int:
-        """Dead letters of all classes."""
-        return sum(self.dead_by_class.values())
-
-    def __add__(self, other: "SegmentCount") -> "SegmentCount":
-        return SegmentCount(records=self.records + other.records, dead_by_class=Counter(self.dead_by_class) + Counter(other.dead_by_class))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReleaseFacts:
-    """What was counted in one range of a release, or, added up, in all of it."""
-
-    records: int = 0  # rows of the frozen input
-    surplus: int = 0  # surplus copies of repeated ids
-    rows: int = 0  # rows of the release
-    results: int = 0
-    missing: Found = field(default_factory=Found)  # in the frozen input only
-    foreign: Found = field(default_factory=Found)  # in the release only
-    doubled: Found = field(default_factory=Found)  # more than once in the release
-    altered: Found = field(default_factory=Found)  # hash, shard, digest or disposition are not those of the frozen input
-    misplaced: Found = field(default_factory=Found)  # out of order, or in another file than their hash says
-    other_recipe: Found = field(default_factory=Found)
-    widened: Found = field(default_factory=Found)  # acl, record class or segment are not those of the frozen input
-    broken: Found = field(default_factory=Found)  # not what the release schema or the answer schema allows
-    segments: Mapping[str | None, SegmentCount] = field(default_factory=dict)
-    segments_dropped: int = 0  # records of segments beyond SEGMENTS_MAX
-
-    @property
-    def dead_letters(self) -> int:
-        """Rows that are no result."""
-        return self.rows - self.results
-
-    @property
-    def dead_by_class(self) -> Mapping[str, int]:
-        """Dead letters of all segments, most frequent first."""
-        total: Counter[str] = Counter()
-        for segment in self.segments.values():
-            total.update(segment.dead_by_class)
-        return dict(total.most_common())
-
-    def __add__(self, other: "ReleaseFacts") -> "ReleaseFacts":
-        segments, dropped = _merged(self.segments, other.segments)
-        return ReleaseFacts(
-            records=self.records + other.records,
-            surplus=self.surplus + other.surplus,
-            rows=self.rows + other.rows,
-            results=self.results + other.results,
-            missing=self.missing + other.missing,
-            foreign=self.foreign + other.foreign,
-            doubled=self.doubled + other.doubled,
-            altered=self.altered + other.altered,
-            misplaced=self.misplaced + other.misplaced,
-            other_recipe=self.other_recipe + other.other_recipe,
-            widened=self.widened + other.widened,
-            broken=self.broken + other.broken,
-            segments=segments,
-            segments_dropped=self.segments_dropped + other.segments_dropped + dropped,
-        )
-
-
-def _merged(
-    ours: Mapping[str | None, SegmentCount], theirs: Mapping[str | None, SegmentCount]
-) -> tuple[dict[str | None, SegmentCount], int]:
-    merged = dict(ours)
-    dropped = 0
-    for segment, counts in theirs.items():
-        if segment in merged:
-            merged[segment] += counts
-        elif len(merged) < SEGMENTS_MAX:
-            merged[segment] = counts
-        else:
-            dropped += counts.records
-    return merged, dropped
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
     """What a release must be, from the register and the spec."""
 
@@ -233,97 +108,6 @@ class CheckResult:
     def blocks(self) -> bool:
         """True when this result alone forbids publishing."""
         return not self.passed and self.severity is Severity.BLOCK
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedTo:
-    """What was live when the verdict was made. Revision 0 and no release: nothing yet."""
-
-    alias: str
-    revision: int
-    release_id: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """The recorded answer of the gate for one release, bound to what was judged and how."""
-
-    job: str
-    version: str
-    release_id: str
-    release_digest: str
-    checks: tuple[CheckResult, ...]
-    settings: CheckSettings
-    compared_to: ComparedTo
-    validator_version: str = VALIDATOR_VERSION
-
-    @property
-    def passed(self) -> bool:
-        """True when nothing blocks."""
-        return not any(check.blocks for check in self.checks)
-
-    @property
-    def findings(self) -> tuple[CheckResult, ...]:
-        """Every check that did not pass, whatever its severity."""
-        return tuple(check for check in self.checks if not check.passed)
-
-    @property
-    def summary(self) -> str:
-        """`passed`, `warned: dead_letters` or `failed: coverage, acl`."""
-        blocking = [check.name for check in self.checks if check.blocks]
-        if blocking:
-            return f"failed: {', '.join(blocking)}"
-        return f"warned: {', '.join(check.name for check in self.findings)}" if self.findings else "passed"
-
-    @property
-    def problems(self) -> tuple[Problem, ...]:
-        """The blocking findings, for an error."""
-        return tuple(_problem(self, check) for check in self.checks if check.blocks)
-
-    def as_json(self) -> dict[str, Any]:
-        """For `--json`: did it pass, and what was found."""
-        findings = [{"check": each.name.value, "severity": each.severity.value, "message": each.message} for each in self.findings]
-        return {"passed": self.passed, "findings": findings}
-
-    def as_payload(self) -> dict[str, Any]:
-        """Plain values for SQL and for the copy beside the release."""
-        return {**asdict(self), "passed": self.passed, "summary": self.summary}
-
-    @classmethod
-    def from_payload(cls, payload: Mapping[str, Any]) -> Self:
-        """Inverse of `as_payload`."""
-        return cls(
-            job=payload["job"],
-            version=payload["version"],
-            release_id=payload["release_id"],
-            release_digest=payload["release_digest"],
-            checks=tuple(_check_result(each) for each in payload["checks"]),
-            settings=_settings(payload["settings"]),
-            compared_to=ComparedTo(**payload["compared_to"]),
-            validator_version=payload["validator_version"],
-        )
-
-
-def _check_result(plain: Mapping[str, Any]) -> CheckResult:
-    return CheckResult(**{**plain, "name": CheckName(plain["name"]), "severity": Severity(plain["severity"])})
-
-
-def _settings(plain: Mapping[str, Any]) -> CheckSettings:
-    return CheckSettings(**{**plain, "dead_letters_severity": Severity(plain["dead_letters_severity"])})
-
-
-def _problem(verdict: Verdict, check: CheckResult) -> Problem:
-    tunable = check.name is CheckName.DEAD_LETTERS
-    return Problem(
-        code=f"gate.{check.name}",
-        file=verdict.release_id,
-        key=check.name,
-        what=check.message,
-        fix=f"look at the dead letters (gristmill dead-letters {verdict.job}), then edit checks.dead_letters and judge again, "
-        f"or publish with an override and a reason"
-        if tunable
-        else f"readers keep the old version; run {verdict.version} again or plan a new one",
-    )
 
 
 def run_checks(facts: ReleaseFacts, *, subject: Subject, settings: CheckSettings) -> tuple[CheckResult, ...]:
@@ -420,7 +204,7 @@ def _acl(facts: ReleaseFacts, subject: Subject) -> CheckResult:
 
 def _dead_letters(facts: ReleaseFacts, subject: Subject, settings: CheckSettings) -> CheckResult:
     total = SegmentCount(records=facts.rows, dead_by_class=facts.dead_by_class)
-    findings = []
+    findings: list[str] = []
     if _rate(total) > settings.dead_letters_max:
         findings.append(_too_many(total, limit=settings.dead_letters_max))
     findings += _segment_findings(facts, subject, settings)

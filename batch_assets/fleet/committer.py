@@ -4,7 +4,7 @@ Order, and what a crash between two steps leaves: check, MERGE, committed in SQL
 whoever comes next checks and merges it again, which inserts nothing. Whether a log answers its input is decided in `shard_check.py`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,7 +49,9 @@ class _Version:
 class Committer:
     """Commits the staged shards of one version under one generation. Raises StaleGenerationError as soon as another leads."""
 
-    def __init__(self, installation: Installation, *, job: str, version: str, generation: int, failpoint: Failpoint = _no_failpoint) -> None:
+    def __init__(
+        self, installation: Installation, *, job: str, version: str, generation: int, failpoint: Failpoint = _no_failpoint
+    ) -> None:
         self._installation = installation
         self._register = installation.register
         self._job = job
@@ -61,13 +63,13 @@ class Committer:
     def step(self) -> list[ShardRow]:
         """One batch of staged shards, lowest numbers first; returns those now committed, as the register has them.
 
-        Shards whose log is wanting are sent back (bounded, then blocked by the register). Empty when nothing is staged or all were wanting.
+        Shards whose log is wanting are sent back (bounded, then blocked). Empty when nothing is staged or nothing was fit.
         """
         staged = self._register.staged(self._job, self._version, SHARDS_PER_STEP_MAX)
         if not staged:
             return []
         opened = self._open()
-        checked = self._send_back_wanting(self._check(opened, shard) for shard in staged)
+        checked = self._take(opened, staged)
         if not checked:
             return []
         self._failpoint("before_merge")
@@ -86,6 +88,34 @@ class Committer:
             outcomes.create()
             self._opened = _Version(self._register.version(self._job, self._version), AnswerChecker(spec.answer_schema), outcomes)
         return self._opened
+
+    def _take(self, opened: _Version, staged: Sequence[ShardRow]) -> list[CheckedShard]:
+        """Checks shards until the step is full; what is not taken stays staged for the next one."""
+        taken: list[CheckedShard] = []
+        rows, size_bytes = 0, 0
+        for row in staged:
+            shard = self._checked(opened, row)
+            if shard is None:
+                continue
+            taken.append(shard)
+            rows += shard.rows.height
+            size_bytes += int(shard.rows.estimated_size())
+            if rows >= ROWS_PER_STEP_MAX or size_bytes >= BYTES_PER_STEP_MAX:
+                break
+        return taken
+
+    def _checked(self, opened: _Version, row: ShardRow) -> CheckedShard | None:
+        """None when the shard went back (its log is wanting) or was blocked (its log or input is not what was staged or planned)."""
+        fenced = {"job": self._job, "version": self._version, "generation": self._generation, "shard": row.number}
+        try:
+            shard = self._check(opened, row)
+        except UnfitEnvironmentError as error:
+            self._register.block(**fenced, reason=str(error))
+            return None
+        if isinstance(shard, WantingShard):
+            self._register.send_back(**fenced, reason=shard.reason)
+            return None
+        return shard
 
     def _check(self, opened: _Version, shard: ShardRow) -> CheckedShard | WantingShard:
         """Reads exactly the staged slots and the frozen input that the register's sha256 names."""
@@ -107,23 +137,6 @@ class Committer:
             checker=opened.checker,
             schema=opened.outcomes.schema,
         )
-
-    def _send_back_wanting(self, shards: Iterable[CheckedShard | WantingShard]) -> list[CheckedShard]:
-        """Takes shards until the step is full; what is not taken stays staged for the next one."""
-        taken: list[CheckedShard] = []
-        rows, size_bytes = 0, 0
-        for shard in shards:
-            if isinstance(shard, WantingShard):
-                self._register.send_back(
-                    job=self._job, version=self._version, generation=self._generation, shard=shard.shard, reason=shard.reason
-                )
-                continue
-            taken.append(shard)
-            rows += shard.rows.height
-            size_bytes += int(shard.rows.estimated_size())
-            if rows >= ROWS_PER_STEP_MAX or size_bytes >= BYTES_PER_STEP_MAX:
-                break
-        return taken
 
     def _mark(self, staged: Sequence[ShardRow], checked: Sequence[CheckedShard]) -> list[ShardRow]:
         rows = {row.number: row for row in staged}

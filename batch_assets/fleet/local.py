@@ -26,7 +26,6 @@ from batch_assets.stores.register import WorkerRow
 
 NOTICE_S = 30.0  # from SIGTERM to SIGKILL: what a spot machine gives, too
 POLL_S = 0.05
-START_TOLERANCE_S = 2.0  # psutil counts from the boot time, which moves with the wall clock; a pid is not used again within that
 LOG_TAIL_BYTES = 4096
 REFUSAL_LINES_MAX = 6
 SPEED_VARIABLE = "GRISTMILL_ENGINE_SPEED"  # JSON object of `run.engine`
@@ -67,7 +66,6 @@ class WorkerProcess:
 
     worker_id: str
     pid: int
-    started_s: float
     log_path: Path
     child: subprocess.Popen[bytes] | None = None
 
@@ -77,10 +75,9 @@ class WorkerProcess:
             # WNOWAIT: the pid stays taken until `reap_group` has used it.
             return self.child.returncode is not None or os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         try:
-            process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.started_s) < START_TOLERANCE_S
-            return not same or process.status() == psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
+            # A worker id is used once: another process that has this pid now does not have it among its arguments, nor has a zombie.
+            return self.worker_id not in psutil.Process(self.pid).cmdline()
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
             return True
 
     def signal(self, number: signal.Signals) -> None:
@@ -136,11 +133,11 @@ class LocalFleet:
 
     def adopt(self) -> None:
         """Registered workers of this host join the fleet; `reap` finds those that do not live. Those of other hosts are only counted."""
-        for row in self._register.workers(self._job, self._version, alive_only=True):
-            if row.host != self._host:
-                self._elsewhere.add(row.worker_id)
-            elif row.worker_id not in self._workers:
-                self._workers[row.worker_id] = WorkerProcess(row.worker_id, row.pid, row.process_started_s or 0.0, self._log_path(row.worker_id))
+        rows = self._register.workers(self._job, self._version, alive_only=True)
+        self._elsewhere = {row.worker_id for row in rows if row.host != self._host}
+        for row in rows:
+            if row.host == self._host and row.worker_id not in self._workers:
+                self._workers[row.worker_id] = WorkerProcess(row.worker_id, row.pid, self._log_path(row.worker_id))
 
     def start(self, count: int) -> None:
         """A process each, registered as soon as it has a pid."""
@@ -157,15 +154,14 @@ class LocalFleet:
             child = subprocess.Popen(  # noqa: S603  our own interpreter and names from our own alphabet
                 [*self._command, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
             )
-        started_s = psutil.Process(child.pid).create_time()  # a zombie has one too, and nobody else waits for our child
-        self._workers[worker_id] = WorkerProcess(worker_id, child.pid, started_s, log_path, child)
+        self._workers[worker_id] = WorkerProcess(worker_id, child.pid, log_path, child)
         self._register.worker_started(
             worker_id=worker_id,
             job=self._job,
             version=self._version,
             host=self._host,
             pid=child.pid,
-            process_started_s=started_s,
+            process_started_s=psutil.Process(child.pid).create_time(),  # a zombie has one too, and nobody else waits for our child
             generation=self._generation,
         )
 
@@ -206,10 +202,12 @@ class LocalFleet:
         return len(held)
 
     def kill(self, worker_id: str) -> None:
-        """SIGKILL; `reap` sees it. Unknown ids are ignored: they are gone, or live elsewhere."""
+        """SIGKILL, and `reap` sees it. One of another host is only counted no more; if it lives it learns so at its next heartbeat."""
         worker = self._workers.get(worker_id)
         if worker is not None:
             worker.signal(signal.SIGKILL)
+        else:
+            self._register.worker_gone(worker_id)
 
     def stop(self) -> list[WorkerExit]:
         """SIGTERM to all, SIGKILL to what is left after the notice. Interrupted while it waits (a second Ctrl-C), it kills at once."""

@@ -106,10 +106,14 @@ def check_shard(
     if wanting:
         what = f"{len(wanting)} of {len(own)} ids have no valid outcome in the log ({_refusals(refused)})"
         return WantingShard(shard=facts.shard, reason=_named(what, sorted(wanting)))
-    rows = _rows(facts, to_answer=to_answer.join(logged, on="record_id", how="left", maintain_order="left"), set_aside=set_aside, schema=schema)
+    rows = _rows(
+        facts, to_answer=to_answer.join(logged, on="record_id", how="left", maintain_order="left"), set_aside=set_aside, schema=schema
+    )
     rows = rows.with_columns(worker=pl.col("epoch").replace_strict(folded.workers, default=None, return_dtype=pl.String))
     return CheckedShard(
-        shard=facts.shard, rows=rows.select(schema.names()), stats=_stats(facts, rows, folded, own=own, set_aside=set_aside, foreign=len(foreign))
+        shard=facts.shard,
+        rows=rows.select(schema.names()),
+        stats=_stats(facts, rows, folded, own=own, set_aside=set_aside, foreign=len(foreign)),
     )
 
 
@@ -167,18 +171,20 @@ def _rows(facts: ShardFacts, *, to_answer: pl.DataFrame, set_aside: pl.DataFrame
     both = pl.concat([to_answer.select(aside.columns), aside]).sort("position")
     answer_fields = {name: dtype for name, dtype in schema.items() if name not in SYSTEM_SCHEMA}
     decoded = both["answer"].str.json_decode(pl.Struct(answer_fields)).struct.unnest()
-    return both.drop("answer").hstack(decoded).with_columns(
-        job_version=pl.lit(facts.job_version),
-        origin_version=pl.lit(facts.job_version),
-        shard=pl.lit(facts.shard, pl.Int32),
-        round=pl.lit(facts.round, pl.Int32),
-        recipe=pl.lit(facts.recipe_digest),
+    return (
+        both.drop("answer")
+        .hstack(decoded)
+        .with_columns(
+            job_version=pl.lit(facts.job_version),
+            origin_version=pl.lit(facts.job_version),
+            shard=pl.lit(facts.shard, pl.Int32),
+            round=pl.lit(facts.round, pl.Int32),
+            recipe=pl.lit(facts.recipe_digest),
+        )
     )
 
 
-def _stats(
-    facts: ShardFacts, rows: pl.DataFrame, folded: Folded, *, own: set[str], set_aside: pl.DataFrame, foreign: int
-) -> ShardStats:
+def _stats(facts: ShardFacts, rows: pl.DataFrame, folded: Folded, *, own: set[str], set_aside: pl.DataFrame, foreign: int) -> ShardStats:
     dead = rows.filter(pl.col("outcome") == Outcome.DEAD_LETTER.value)
     totals = rows.select(pl.col("tokens_prompt", "tokens_cached", "tokens_output").sum()).row(0)
     return ShardStats(
@@ -209,5 +215,3 @@ def _refusals(refused: Mapping[str, int]) -> str:
 def _named(what: str, ids: Sequence[str]) -> str:
     more = f" and {len(ids) - IDS_NAMED_MAX} more" if len(ids) > IDS_NAMED_MAX else ""
     return f"{what}: {', '.join(ids[:IDS_NAMED_MAX])}{more}"
-
-

@@ -5,7 +5,7 @@ time and whoever comes next goes on. Whether something may happen is decided in 
 """
 
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from batch_assets.core.errors import GristmillError, NotFinishedError, Problem, RefusedError, StaleGenerationError, UnfitEnvironmentError
@@ -134,7 +134,7 @@ class View:
     committed: Done = field(default_factory=Done)
     announced: set[int] = field(default_factory=set)
 
-    def see(self, rows: Iterable[ShardRow]) -> list[ShardRow]:
+    def see(self, rows: Sequence[ShardRow]) -> list[ShardRow]:
         """Takes rows as they are now; returns those that are committed and were not before."""
         news = [row for row in rows if row.state is ShardState.COMMITTED and row.number in self.unsettled]
         self.blocked |= {row.number for row in rows if row.state is ShardState.BLOCKED}
@@ -164,7 +164,6 @@ class Supervisor:
         self._parts = parts
         self._row, self._view = self._begin()
         self._meter = RateMeter()
-        self._workers_seen = 0
 
     # --- both roles --------------------------------------------------------------------------------------------------------------
 
@@ -185,7 +184,7 @@ class Supervisor:
     def turns(self) -> Turns:
         """Lead when nobody does, follow otherwise, until there is nothing left to wait for."""
         observer: LeaseObserver[LeadRow] = LeaseObserver(lease_s=self._lease_s)
-        followed = True
+        followed = False
         while not self._is_over():
             generation = self._take_lead(observer)
             if generation is None:
@@ -263,9 +262,7 @@ class Supervisor:
     def _lead(self, generation: int) -> Generator[float, None, None]:
         """Until no wanted shard of the version is open, whoever wants it; or held, stopped, superseded."""
         wish = self._wish
-        keeper = LeadKeeper(
-            self._register, job=wish.job, version=wish.version, generation=generation, settings=self._installation.settings
-        )
+        keeper = LeadKeeper(self._register, job=wish.job, version=wish.version, generation=generation, settings=self._installation.settings)
         with keeper:
             fleet = self._parts.fleet(self._installation, wish, generation)
             try:
@@ -293,6 +290,7 @@ class Supervisor:
                     return self._cancel(fleet)
                 counts = self._look()
                 if self._hold() is not None or not self._is_anything_wanted():
+                    self._finish_if_complete()
                     fleet.stop()
                     return self._commit_rest(commit)
                 duties.run(counts, now_s=clock())
@@ -334,16 +332,18 @@ class Duties:
         self._heartbeats: LeaseObserver[str] = LeaseObserver(lease_s=HUNG_LEASES * lease_s)
 
     def run(self, counts: Mapping[ShardState, int], *, now_s: float) -> None:
-        """Raises UnfitEnvironmentError when starting another worker is of no use."""
-        self._expire_lapsed(now_s=now_s)
-        self._kill_hung(now_s=now_s)
+        """Raises UnfitEnvironmentError when nobody works and starting another worker is of no use."""
         self._fleet.adopt()
-        self._budget.exited(self._fleet.reap())
-        if self._budget.crash_loop:
-            raise _crash_loop(self._wish, self._budget.crash_loop)
+        self._budget.exited(self._fleet.reap(), now_s=now_s)
+        working = self._expire_lapsed(now_s=now_s)
+        self._kill_hung(now_s=now_s)
+        crash_loop = self._budget.crash_loop(now_s=now_s)
+        if crash_loop and not working:
+            raise _crash_loop(self._wish, crash_loop)
         self._fill(counts, now_s=now_s)
 
-    def _expire_lapsed(self, *, now_s: float) -> None:
+    def _expire_lapsed(self, *, now_s: float) -> bool:
+        """Whether any shard is leased."""
         leased = {(lease.number, lease.epoch): lease.renewals for lease in self._register.leased(self._wish.job, self._wish.version)}
         for number, epoch in self._leases.lapsed(leased, now_s=now_s):
             self._register.expire(
@@ -354,8 +354,7 @@ class Duties:
                 renewals=leased[number, epoch],
                 end=LeaseEnd.EXPIRED,
             )
-        if leased:
-            self._budget.worked()
+        return bool(leased)
 
     def _kill_hung(self, *, now_s: float) -> None:
         """A stopped or wedged process lost its shards after one lease; it must not take up a place (and a GPU) for ever."""

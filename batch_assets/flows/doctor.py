@@ -1,4 +1,4 @@
-"""What works on this machine and what does not: conditional writes, database, Dagster home, device, versions. Changes nothing that lasts."""
+"""What works on this machine and what does not: store, database, Dagster home, device, versions. Changes nothing that lasts."""
 
 import shutil
 import uuid

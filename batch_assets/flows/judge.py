@@ -8,11 +8,13 @@ from collections.abc import Iterator, Sequence
 import polars as pl
 
 from batch_assets.core.errors import NotFinishedError, Problem, UnfitEnvironmentError
+from batch_assets.core.evidence import ReleaseFacts
 from batch_assets.core.identity import canonical_json
 from batch_assets.core.leasing import ReleaseState
 from batch_assets.core.release import CANARY_SHARD, HASH_MAX, HASH_MIN, release_digest
 from batch_assets.core.spec import VersionSpec
-from batch_assets.core.validation import CheckSettings, ComparedTo, ReleaseFacts, Subject, Verdict, run_checks
+from batch_assets.core.validation import CheckSettings, Subject, run_checks
+from batch_assets.core.verdict import ComparedTo, Verdict
 from batch_assets.stores.installation import Installation
 from batch_assets.stores.register import ReleaseRow, ShardRow, VersionRow
 from batch_assets.stores.release_facts import FROZEN_COLUMNS, count_range
@@ -103,7 +105,7 @@ def _facts(installation: Installation, row: VersionRow, *, release: ReleaseRow, 
 
 
 def _files(releases: Releases, release: ReleaseRow, *, identity: str) -> Iterator[tuple[int, int, pl.DataFrame]]:
-    """(first hash, last hash, rows) of each file. The ranges cover everything once: each ends where its rows say, the last one at the end."""
+    """(first hash, last hash, rows) of each file. The ranges cover everything once: each ends with its rows, the last at HASH_MAX."""
     files = releases.files(release.release_id)
     found = release_digest(identity, files)
     if found != release.digest:

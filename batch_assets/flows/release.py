@@ -1,7 +1,7 @@
 """Build the release of a finished version: its outcomes, range by range in hash order, as one immutable table.
 
-Building is no judging: what the outcomes hold is written as it is, and `flows/judge.py` finds what is wrong with it. Nothing is overwritten;
-a build that crashed is repeated and ends in the same release.
+Building is no judging: what the outcomes hold is written as it is, and `flows/judge.py` finds what is wrong with it. Nothing is
+overwritten; a build that crashed is repeated and ends in the same release.
 """
 
 from collections import Counter
@@ -15,7 +15,6 @@ from batch_assets.core.identity import shard_key
 from batch_assets.core.leasing import ReleaseState, ShardState, VersionState
 from batch_assets.core.records import Outcome
 from batch_assets.core.release import CANARY_SHARD, FileRange, ReleaseFile, ShardSpan, file_ranges, release_digest, release_name
-from batch_assets.core.spec import VersionSpec
 from batch_assets.stores.installation import Installation
 from batch_assets.stores.outcomes import Outcomes
 from batch_assets.stores.register import ReleaseRow, ShardRow, VersionRow
@@ -82,7 +81,7 @@ def build_release(installation: Installation, *, job: str, version: str) -> Rele
         release_id = release_name(row.name, identity=row.identity, source_version=source_version, rebuilds=rebuilds)
         known = _known(installation, job=job, release_id=release_id)
         if known is None:
-            built = _build(installation, row, spec=spec, shards=shards, outcomes=outcomes, release_id=release_id)
+            built = _build(installation, row, shards=shards, outcomes=outcomes, release_id=release_id)
             _refuse_changed(row, before=source_version, now=table_version(outcomes.uri))
             return _report(_register(installation, row, built), built=True)
         if _whole(installation, known):
@@ -97,9 +96,7 @@ class _Built:
     counts: _Counts
 
 
-def _build(
-    installation: Installation, row: VersionRow, *, spec: VersionSpec, shards: Sequence[ShardRow], outcomes: Outcomes, release_id: str
-) -> _Built:
+def _build(installation: Installation, row: VersionRow, *, shards: Sequence[ShardRow], outcomes: Outcomes, release_id: str) -> _Built:
     releases = installation.releases(job=row.job)
     files: list[ReleaseFile] = []
     counts = _Counts(dead_by_class={})
@@ -107,7 +104,8 @@ def _build(
         files.append(releases.write_file(release_id, number=number, rows=rows))
         counts += _Counts.of(rows)
     releases.commit(release_id, files=files, schema=outcomes.schema)
-    return _Built(release_id=release_id, files=files, counts=counts)
+    # What the table names, not what was just written: another builder of the same rows may have committed first.
+    return _Built(release_id=release_id, files=releases.files(release_id), counts=counts)
 
 
 def _rows_by_range(outcomes: Outcomes, shards: Sequence[ShardRow]) -> Iterator[pl.DataFrame]:
@@ -157,8 +155,9 @@ def _whole(installation: Installation, known: ReleaseRow) -> bool:
     """False when its files are not the ones that were registered: then a new one is built beside it."""
     if known.state is ReleaseState.RETIRED:
         return False
+    identity = installation.register.version(known.job, known.version).identity
     try:
-        verify_release(installation.releases(job=known.job), known, identity=installation.register.version(known.job, known.version).identity)
+        verify_release(installation.releases(job=known.job), known, identity=identity)
     except UnfitEnvironmentError:
         return False
     return True

@@ -45,7 +45,8 @@ class JobStatus:
         counts = "  ".join(f"{count:,} {state}" for state, count in self.shards.items() if count) or "none"
         held = f" ({self.hold})" if self.hold else ""
         lines = [
-            f"{self.job} {self.job_version}   {self.state}{held} · {self.records:,} records · {self.workers} workers, {self.in_flight} in flight",
+            f"{self.job} {self.job_version}   {self.state}{held} · {self.records:,} records · "
+            f"{self.workers} workers, {self.in_flight} in flight",
             f"shards   {counts}      committed: {self.results:,} results, {self.dead_letters:,} dead letters",
         ]
         if self.blocked:
@@ -141,7 +142,12 @@ def resume_job(installation: Installation, *, job: str) -> list[str]:
     register = installation.register
     said = [f"{job}: hold lifted"] if register.resume_job(job) else []
     for row in register.versions(job):
-        if row.state is VersionState.HELD and row.hold in (HoldReason.APPROVAL, HoldReason.CANCELLED, HoldReason.BREAKER, HoldReason.CANARY):
+        if row.state is VersionState.HELD and row.hold in (
+            HoldReason.APPROVAL,
+            HoldReason.CANCELLED,
+            HoldReason.BREAKER,
+            HoldReason.CANARY,
+        ):
             register.lift_version_hold(job=job, version=row.name)
             said.append(f"{row.name}: hold `{row.hold.value}` lifted; `gristmill run {job} --version {row.name}` goes on with it")
     return said or [f"{job}: nothing is on hold"]

@@ -12,7 +12,7 @@ from batch_assets.stores.register import ShardRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What the engines of a job were asked so far, as the workers counted at their submits (a killed worker's last beat is the last word)."""
+    """What the engines of a job were asked so far, as workers counted at their submits (a killed worker's last beat counts)."""
 
     model_calls: int = 0
     tokens_prompt: int = 0

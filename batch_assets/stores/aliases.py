@@ -82,7 +82,7 @@ class Aliases:
     def all(self) -> list[AliasRow]:
         """Every alias, sorted by name."""
         table = self._open()
-        return [] if table is None else [AliasRow(**row) for row in _frame(table).sort("alias").iter_rows(named=True)]
+        return [] if table is None else [AliasRow(**row) for row in self._frame(table).sort("alias").iter_rows(named=True)]
 
     def history(self, alias: str, *, entries_max: int = HISTORY_MAX) -> list[AliasRow]:
         """Every move of this alias, newest first."""
@@ -143,16 +143,18 @@ class Aliases:
             if self._open() is None:  # not the race of two first publishers
                 raise
 
+    def _frame(self, table: DeltaTable) -> pl.DataFrame:
+        # Paths relative to the table: `file_uris` and `scan_delta` cannot be opened when the root has a space in it (deltalake 1.6.3).
+        paths = pl.DataFrame(table.get_add_actions(flatten=True))["path"].to_list() if table.version() else []
+        if not paths:
+            return pl.DataFrame(schema=ALIAS_SCHEMA)
+        return pl.read_parquet([f"{self.uri}/{path}" for path in paths]).select(ALIAS_SCHEMA.names())
+
     def _row(self, table: DeltaTable, alias: str) -> AliasRow | None:
-        rows = _frame(table).filter(pl.col("alias") == alias)
+        rows = self._frame(table).filter(pl.col("alias") == alias)
         if rows.height > 1:
             raise AliasDoubledError(uri=self.uri, alias=alias, rows=rows.height)
         return None if rows.is_empty() else AliasRow(**rows.row(0, named=True))
-
-
-def _frame(table: DeltaTable) -> pl.DataFrame:
-    uris = table.file_uris()
-    return pl.read_parquet(uris).select(ALIAS_SCHEMA.names()) if uris else pl.DataFrame(schema=ALIAS_SCHEMA)
 
 
 def _moved(row: AliasRow, *, expected: int, present: AliasRow | None) -> ConflictError:

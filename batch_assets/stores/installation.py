@@ -53,18 +53,18 @@ class Installation:
 
     def outcomes(self, *, job: str, version: str, answer_schema: str) -> "Outcomes":
         """The outcomes table of one version."""
-        from batch_assets.stores.outcomes import Outcomes  # noqa: PLC0415  deltalake stays out of the worker
+        from batch_assets.stores.outcomes import Outcomes
 
         return Outcomes(f"{self.settings.root}/{job}/versions/{version}/outcomes", answer_schema=answer_schema)
 
     def releases(self, *, job: str) -> "Releases":
         """The releases of one job."""
-        from batch_assets.stores.releases import Releases  # noqa: PLC0415  deltalake stays out of the worker
+        from batch_assets.stores.releases import Releases
 
         return Releases(f"{self.settings.root}/{job}/releases")
 
     def aliases(self) -> "Aliases":
         """The alias table of this root."""
-        from batch_assets.stores.aliases import Aliases  # noqa: PLC0415  deltalake stays out of the worker
+        from batch_assets.stores.aliases import Aliases
 
         return Aliases(f"{self.settings.root}/aliases")

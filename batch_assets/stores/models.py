@@ -1,6 +1,6 @@
 """Model folders: the manifest of what the engine reads, its digest, and the proof at load that the folder still is that.
 
-Only safetensors weights, and no code: a pickle or a Python file in the folder is refused, not skipped. Loading a model is the engine's work.
+Only safetensors weights, and no code: a pickle or a Python file in the folder is refused, not skipped. Loading is the engine's work.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -29,7 +29,15 @@ DOCUMENT_SUFFIXES = frozenset({".md"})
 DOCUMENT_STEMS = frozenset({"LICENSE", "NOTICE", "COPYING"})
 
 # vLLM's own list of where a config says how long a sequence may be; the smallest counts.
-LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_sequence_length", "max_seq_length")
+LENGTH_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "model_max_length",
+    "max_sequence_length",
+    "max_seq_length",
+)
 TOKENIZER_LENGTH_LIMIT = 10**9  # transformers writes 1e30 for "no limit"
 
 SMOLLM2_NAME = "smollm2-135m-instruct"
@@ -52,6 +60,7 @@ class ModelManifest:
 
     files: tuple[ModelFile, ...]
     ignored: tuple[str, ...] = ()
+    parameters: int = 0  # number of weights, from the safetensors headers
 
     @property
     def digest(self) -> str:
@@ -72,7 +81,7 @@ def model_digest(folder: Path | str) -> ModelManifest:
     folder = Path(folder)
     names, ignored = _loadable_files(folder)
     signature = tuple((name, *_identity_of(folder / name)) for name in names)
-    return ModelManifest(files=_hashed(folder.resolve(), signature), ignored=ignored)
+    return ModelManifest(files=_hashed(folder.resolve(), signature), ignored=ignored, parameters=_parameters(folder, names))
 
 
 def verify_model(folder: Path | str, digest: str) -> ModelManifest:
@@ -100,7 +109,7 @@ def model_length(folder: Path | str, settings: ModelSettings) -> int:
     config = _json_file(Path(folder) / "config.json")
     text_config = config.get("text_config")
     places = [config, text_config] if isinstance(text_config, dict) else [config]
-    lengths = [place[key] for place in places for key in LENGTH_KEYS if isinstance(place.get(key), int)]
+    lengths = [length for place in places for key in LENGTH_KEYS if isinstance(length := place.get(key), int)]
     tokenizer_length = _json_file(Path(folder) / "tokenizer_config.json", missing_ok=True).get("model_max_length")
     if isinstance(tokenizer_length, int) and 0 < tokenizer_length < TOKENIZER_LENGTH_LIMIT:
         lengths.append(tokenizer_length)
@@ -116,11 +125,6 @@ def model_length(folder: Path | str, settings: ModelSettings) -> int:
             )
         )
     return min(lengths)
-
-
-def parameter_count(folder: Path | str) -> int:
-    """Number of weights, from the safetensors headers alone."""
-    return sum(_parameters_in(path) for path in sorted(Path(folder).rglob("*.safetensors")) if not _is_hidden(path.relative_to(folder)))
 
 
 def write_manifest(folder: Path, manifest: ModelManifest) -> None:
@@ -141,21 +145,24 @@ def known_manifest(folder: Path, digest: str) -> ModelManifest | None:
     return manifest if manifest.digest == digest else None
 
 
-def pin(job_yaml: Path, model_folder: Path) -> ModelManifest:
-    """Write the digest of `model_folder` into the job file: only the line `digest:` under `model:` changes (or is added)."""
-    manifest = model_digest(model_folder)
+def pin(job_yaml: Path, *, environment: Mapping[str, str]) -> str:
+    """Write the digest of the job's model folder into its job file, and return it; only the line `digest:` under `model:` changes."""
+    from batch_assets.stores.job_folders import model_folder_of  # reads sources too; the worker needs none of it
+
+    folder = model_folder_of(job_yaml, environment=environment)
+    manifest = model_digest(folder)
     text = job_yaml.read_text(encoding="utf-8")
     pinned = with_digest_line(text, manifest.digest)
     if pinned is None:
         raise RefusedError(
             Problem(
-                code="job_file.model_missing",
+                code="job_file.model_block",
                 file=str(job_yaml),
                 key="model",
-                what="there is no block `model:` with a line `path:` to write the digest under",
+                what="the block `model:` is not written as a block, so there is no line to add the digest to",
                 expected="model:, then an indented line path:",
-                found="none",
-                fix="write the block first, with the path of the model folder",
+                found="something else",
+                fix="write model: on a line of its own, and path: indented below it",
             )
         )
     if pinned != text:
@@ -163,9 +170,9 @@ def pin(job_yaml: Path, model_folder: Path) -> ModelManifest:
         temporary.write_text(pinned, encoding="utf-8")
         shutil.copymode(job_yaml, temporary)
         temporary.replace(job_yaml)
-    if os.access(model_folder, os.W_OK):
-        write_manifest(model_folder, manifest)
-    return manifest
+    if os.access(folder, os.W_OK):
+        write_manifest(folder, manifest)
+    return manifest.digest
 
 
 def with_digest_line(text: str, digest: str) -> str | None:
@@ -213,8 +220,8 @@ def _move_whole(made: Path, folder: Path) -> None:
 def _convert_smollm2(out: Path) -> None:
     source = _smollm2_package()
     # Loaded here: torch and transformers cost seconds and a gigabyte, and nothing else in this module needs them.
-    import torch  # noqa: PLC0415
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig  # noqa: PLC0415
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=SMOLLM2_GGUF, local_files_only=True)
     model = AutoModelForCausalLM.from_pretrained(
@@ -231,7 +238,7 @@ def _convert_smollm2(out: Path) -> None:
 
 
 def _smollm2_package() -> Path:
-    from importlib.util import find_spec  # noqa: PLC0415
+    from importlib.util import find_spec
 
     missing = [name for name in SMOLLM2_PARTS if find_spec(name) is None]
     if missing:
@@ -392,6 +399,10 @@ def _json_file(path: Path, *, missing_ok: bool = False) -> dict[str, object]:
             )
         )
     return content
+
+
+def _parameters(folder: Path, names: tuple[str, ...]) -> int:
+    return sum(_parameters_in(folder / name) for name in names if name.endswith(".safetensors"))
 
 
 def _parameters_in(path: Path) -> int:

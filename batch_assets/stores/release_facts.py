@@ -1,4 +1,4 @@
-"""Count one range of a release against the frozen input of the same range, by key. What the counts mean: `core/validation.py`.
+"""Count one range of a release against the frozen input of the same range, by key. What the counts mean: `core/evidence.py`.
 
 Memory is that of one range (about 50,000 rows) whatever the size of the release. Nothing about the release's layout is believed: the range
 of a file is what its own rows say.
@@ -10,9 +10,10 @@ from typing import Final
 import pandera.polars as pa
 import polars as pl
 
+from batch_assets.core.evidence import EXAMPLES_MAX, Found, ReleaseFacts, SegmentCount
 from batch_assets.core.identity import short
 from batch_assets.core.records import TO_ANSWER, Outcome
-from batch_assets.core.validation import EXAMPLES_MAX, Found, ReleaseFacts, SegmentCount, Subject
+from batch_assets.core.validation import Subject
 from batch_assets.stores.release_schema import broken_rows
 
 # What is needed of a frozen input; its prompt fields (the bulk) are dropped as soon as a shard is read.
@@ -21,7 +22,9 @@ KEPT: Final = ("key_hash", "shard", "surplus", "record_digest", "labels")  # mus
 INHERITED: Final = ("acl", "record_class", "segment")
 
 
-def count_range(frozen: pl.DataFrame, rows: pl.DataFrame, *, subject: Subject, model: pa.DataFrameSchema, hash_low: int, hash_high: int) -> ReleaseFacts:
+def count_range(
+    frozen: pl.DataFrame, rows: pl.DataFrame, *, subject: Subject, model: pa.DataFrameSchema, hash_low: int, hash_high: int
+) -> ReleaseFacts:
     """`frozen` has FROZEN_COLUMNS and `shard`; `rows` are those of one file in its order; both ends of the range are included."""
     broken = broken_rows(rows, model)
     if not _countable(rows, model):

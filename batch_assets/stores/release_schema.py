@@ -14,8 +14,8 @@ import polars as pl
 from pandera.config import ValidationDepth, config_context
 from pandera.errors import SchemaErrors
 
+from batch_assets.core.evidence import EXAMPLES_MAX, Found
 from batch_assets.core.records import DeadClass, Outcome
-from batch_assets.core.validation import EXAMPLES_MAX, Found
 from batch_assets.stores.outcomes import KEY_COLUMNS, SYSTEM_SCHEMA, outcomes_schema
 
 DEPTH_MAX = 32  # as deep as the outcomes table allows
@@ -40,7 +40,8 @@ class Rule:
 def release_model(answer_schema: str) -> pa.DataFrameSchema:
     """Exact columns, order and types, and every rule on their data. `answer_schema` is canonical JSON text."""
     columns = {
-        name: pa.Column(dtype, nullable=name not in NEVER_NULL, checks=_known_values(name)) for name, dtype in outcomes_schema(answer_schema).items()
+        name: pa.Column(dtype, nullable=name not in NEVER_NULL, checks=_known_values(name))
+        for name, dtype in outcomes_schema(answer_schema).items()
     }
     rules = [*_row_rules(answer_schema), *_answer_rules(json.loads(answer_schema))]
     return pa.DataFrameSchema(columns, checks=[rule.check() for rule in rules], strict=True, ordered=True)
@@ -57,9 +58,8 @@ def broken_rows(rows: pl.DataFrame, model: pa.DataFrameSchema) -> Found:
 
 
 def _found(rows: pl.DataFrame, cases: pl.DataFrame) -> Found:
-    named = cases.with_columns(
-        note=pl.when(pl.col("column").is_null()).then("check").otherwise(pl.concat_str("column", pl.lit(": "), pl.col("check").cast(pl.String)))
-    )
+    of_column = pl.concat_str("column", pl.lit(": "), pl.col("check").cast(pl.String))
+    named = cases.with_columns(note=pl.when(pl.col("column").is_null()).then("check").otherwise(of_column))
     notes = tuple(sorted(named["note"].unique().to_list()))[:EXAMPLES_MAX]
     if named["index"].null_count() > 0:  # a column is wrong, so no row is what it should be
         structural = named.filter(pl.col("index").is_null())
@@ -87,7 +87,7 @@ def _row_rules(answer_schema: str) -> list[Rule]:
     required = [name for name in root.get("required", []) if name in properties and not _nullable(root, properties[name])]
     answers = [name for name in outcomes_schema(answer_schema) if name not in SYSTEM_SCHEMA]
     return [
-        Rule("a dead letter has a class, a result has none", IS_RESULT == pl.col("dead_class").is_not_null()),
+        Rule("a dead letter has a class, a result has none", pl.col("dead_class").is_not_null() == IS_RESULT),
         Rule("a result took at least one attempt", IS_RESULT & (pl.col("attempt") < 1)),
         *(Rule(f"{name}: required in a result", IS_RESULT & pl.col(name).is_null()) for name in required),
         *(Rule(f"{name}: no answer in a dead letter", ~IS_RESULT & pl.col(name).is_not_null()) for name in answers),
@@ -106,8 +106,8 @@ def _value_rules(root: JsonSchema, schema: JsonSchema, value: pl.Expr, *, path: 
     schema = _resolved(root, schema)
     rules = [Rule(f"{path}: {word}", broken) for word, broken in _bounds(schema, value)]
     if isinstance(schema.get("items"), Mapping):
-        for rule in _value_rules(root, schema["items"], pl.element(), path=f"{path}[]", depth=depth + 1):
-            rules.append(Rule(rule.name, value.list.eval(rule.broken.fill_null(value=False)).list.any()))
+        of_items = _value_rules(root, schema["items"], pl.element(), path=f"{path}[]", depth=depth + 1)
+        rules += [Rule(rule.name, value.list.eval(rule.broken.fill_null(value=False)).list.any()) for rule in of_items]
         if not _nullable(root, schema["items"]):
             rules.append(Rule(f"{path}[]: null", value.list.eval(pl.element().is_null()).list.any()))
     for name, part in schema.get("properties", {}).items():

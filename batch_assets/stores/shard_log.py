@@ -108,6 +108,7 @@ class LogWriter:
         while left:
             try:
                 self._log.create(self.next_slot, encode(left))
+                left = []
             except ObjectExistsError:
                 left = self._pass(left)
             self.next_slot += 1

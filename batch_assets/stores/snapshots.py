@@ -222,7 +222,11 @@ def _text_file(
 def _table_file(
     snapshot: Snapshot, pinned: PinnedFile, path: Path, columns: Sequence[str], scalars: Collection[str]
 ) -> Iterator[SourceBatch]:
-    yield from _table_batches(DataFile(path=str(path), name=pinned.name, constants={}), columns, scalars, nullable=False)
+    try:
+        yield from _table_batches(DataFile(path=str(path), name=pinned.name, constants={}), columns, scalars, nullable=False)
+    except RefusedError:
+        _refuse_changed(snapshot, pinned, found=_sha256(path))  # the better reason why it could not be read
+        raise
     _refuse_changed(snapshot, pinned, found=_sha256(path))  # polars reads it, so it is hashed after, not while
 
 

@@ -52,21 +52,12 @@ def parquet_columns(path: str) -> dict[str, str]:
     try:
         schema = pl.scan_parquet(path, glob=False, hive_partitioning=False).collect_schema()
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise RefusedError(
-            Problem(
-                code="source.not_parquet",
-                file=path,
-                what="this file cannot be read as parquet",
-                expected="a complete parquet file",
-                found=type(error).__name__,
-                fix="write the file again, or take it out of the folder",
-            )
-        ) from error
+        raise _unreadable(path, error) from error
     return {name: _type_text(dtype) for name, dtype in schema.items()}
 
 
 def parquet_rows(path: str) -> int:
-    """Rows of one file, from its footer."""
+    """Rows of one file, from its footer. `parquet_columns` has said that it can be read."""
     return pl.scan_parquet(path, glob=False, hive_partitioning=False).select(pl.len()).collect().item()
 
 
@@ -79,10 +70,26 @@ def slices(file: DataFile, columns: Sequence[str], *, absent: Sequence[str] = ()
     offset, size = 0, SLICE_ROWS_FIRST
     while offset < rows:
         # The row index is there so that constants have a length when nothing else is read.
-        part = source.slice(offset, size).with_row_index(_ROW).select(_ROW, *taken).collect()
+        try:
+            part = source.slice(offset, size).with_row_index(_ROW).select(_ROW, *taken).collect()
+        except (pl.exceptions.PolarsError, OSError) as error:
+            raise _unreadable(file.path, error) from error
         offset += part.height
         size = max(1, min(SLICE_ROWS, SLICE_BYTES * part.height // int(part.estimated_size())))
         yield part.drop(_ROW)
+
+
+def _unreadable(path: str, error: Exception) -> RefusedError:
+    return RefusedError(
+        Problem(
+            code="source.not_parquet",
+            file=path,
+            what="this file cannot be read as parquet",
+            expected="a complete parquet file",
+            found=type(error).__name__,
+            fix="write the file again, or take it out of the folder",
+        )
+    )
 
 
 def _type_text(dtype: pl.DataType) -> str:

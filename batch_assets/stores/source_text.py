@@ -8,6 +8,7 @@ import csv
 import hashlib
 import io
 import json
+from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,7 @@ from typing import Any, Final, NoReturn
 from batch_assets.core.errors import Problem, RefusedError
 
 LINE_BYTES_MAX: Final = 16 << 20  # a longer line (JSON) or field (CSV) is no record of ours: 3,000 times the reference record
-HEADER_BYTES_MAX: Final = 1 << 20
-READ_BYTES: Final = 1 << 20
+READ_BYTES: Final = 512 << 10
 BATCH_ROWS: Final = 8192
 BATCH_BYTES: Final = 8 << 20  # whichever comes first; a batch of large records stays small
 SAMPLE_LINES: Final = 1000  # of each JSON Lines file, to learn which columns there are
@@ -29,17 +29,20 @@ class TextRows:
     """Rows of one file in order: per requested column a text or None, and why a row is malformed (None when it is not)."""
 
     first_row: int
-    columns: tuple[list[str | None], ...]
-    malformed: list[str | None]
+    columns: Sequence[Sequence[str | None]]
+    malformed: Sequence[str | None]
 
 
 class HashedFile:
-    """A file read once from front to back, hashed on its way; lines are bounded."""
+    """The lines of a file, once from front to back; the file is hashed on its way. A line that is too long is given out as None."""
 
     def __init__(self, path: Path) -> None:
-        self._raw = _HashingReader(path)
-        self._file = io.BufferedReader(self._raw, READ_BYTES)
-        self.line_number = 0
+        self.line_number = 0  # of the line that was given out last
+        self.bytes_read = 0
+        self._file = path.open("rb", buffering=0)
+        self._hash = hashlib.sha256()
+        self._rest = b""  # read, but no whole line yet
+        self._waiting: deque[bytes | None] = deque()
 
     def __enter__(self) -> "HashedFile":
         return self
@@ -47,65 +50,67 @@ class HashedFile:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def line(self, bytes_max: int = LINE_BYTES_MAX) -> bytes | None:
-        """The next line with its end; None when it is longer than `bytes_max` (it is skipped); `b""` at the end of the file."""
-        line = self._file.readline(bytes_max + 1)
-        self.line_number += bool(line)
-        if self.line_number == 1 and line.startswith(_BOM):
-            line = line[len(_BOM) :]
-        if len(line) <= bytes_max:
-            return line
-        while line and not line.endswith(b"\n"):
-            line = self._file.readline(READ_BYTES)
-        return None
+    @property
+    def has_waiting(self) -> bool:
+        """True when lines have been read or put back, and not been given out."""
+        return bool(self._waiting)
+
+    def block(self) -> list[bytes | None]:
+        """Some whole lines with their ends, about READ_BYTES; empty at the end of the file."""
+        lines = list(self._waiting) or self._next_lines()
+        self._waiting.clear()
+        self.line_number += len(lines)
+        return lines
+
+    def line(self) -> bytes | None:
+        """One line; `b""` at the end of the file."""
+        if not self._waiting:
+            self._waiting.extend(self._next_lines())
+        if not self._waiting:
+            return b""
+        self.line_number += 1
+        return self._waiting.popleft()
+
+    def put_back(self, lines: Sequence[bytes | None]) -> None:
+        """Give these out again."""
+        self._waiting.extendleft(reversed(lines))
+        self.line_number -= len(lines)
 
     def sha256(self) -> str:
         """Hex digest of the whole file; reads what is left of it."""
-        while self._file.read(READ_BYTES):
+        while self._read():
             pass
-        return self._raw.hash.hexdigest()
+        return self._hash.hexdigest()
 
+    def _read(self) -> bytes:
+        chunk = self._file.read(READ_BYTES)
+        self._hash.update(chunk)
+        if self.bytes_read == 0 and chunk.startswith(_BOM):
+            self.bytes_read += len(_BOM)
+            return chunk[len(_BOM) :] or self._read()
+        self.bytes_read += len(chunk)
+        return chunk
 
-class _HashingReader(io.RawIOBase):
-    def __init__(self, path: Path) -> None:
-        self.hash = hashlib.sha256()
-        self._file = path.open("rb", buffering=0)
+    def _next_lines(self) -> list[bytes | None]:
+        while chunk := self._read():
+            data = self._rest + chunk
+            end = data.rfind(b"\n") + 1
+            self._rest = data[end:]
+            if end:
+                return [line if len(line) <= LINE_BYTES_MAX else None for line in io.BytesIO(data[:end]).readlines()]
+            if len(data) > LINE_BYTES_MAX:
+                self._skip_line()
+                return [None]
+        last, self._rest = self._rest, b""
+        return [last] if last else []
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        size = self._file.readinto(buffer)
-        self.hash.update(memoryview(buffer)[:size])
-        return size
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
-class _Batch:
-    """Collects rows and says when there are enough."""
-
-    def __init__(self, width: int) -> None:
-        self._width = width
-        self._first_row = 1
-        self._rows: list[Sequence[str | None]] = []
-        self._malformed: list[str | None] = []
-        self._bytes_from = 0
-
-    def add(self, row: Sequence[str | None] | None, malformed: str | None, *, bytes_read: int) -> bool:
-        """`row` None: nothing of it can be read. True when the batch is full."""
-        self._rows.append((None,) * self._width if row is None else row)
-        self._malformed.append(malformed)
-        return len(self._rows) >= BATCH_ROWS or bytes_read - self._bytes_from >= BATCH_BYTES
-
-    def take(self, *, bytes_read: int) -> Iterator[TextRows]:
-        """What has been collected, if anything; collecting starts again."""
-        if self._rows:
-            yield TextRows(self._first_row, tuple(list(values) for values in zip(*self._rows, strict=True)), self._malformed)
-        self._first_row += len(self._rows)
-        self._rows, self._malformed, self._bytes_from = [], [], bytes_read
+    def _skip_line(self) -> None:
+        self._rest = b""
+        while chunk := self._read():
+            _, found, rest = chunk.partition(b"\n")
+            if found:
+                self._rest = rest
+                return
 
 
 # ---- CSV
@@ -119,17 +124,43 @@ def csv_header(path: Path) -> tuple[str, ...]:
 
 def csv_rows(path: Path, file: HashedFile, columns: Sequence[str]) -> Iterator[TextRows]:
     """All records of a CSV file; `columns` must be in its header. Raises RefusedError when the quoting is broken."""
+    csv.field_size_limit(LINE_BYTES_MAX)  # of the whole process; the standard 128 KiB would refuse long records
     header = _read_header(path, file)
     places = [header.index(column) for column in columns]
+    first_row = 1
+    while block := file.block():
+        rows, malformed = _plain_block(block, width=len(header)), None
+        if rows is None:
+            file.put_back(block)
+            rows, malformed = _awkward_rows(path, file, width=len(header))
+        if rows:
+            by_column = list(zip(*rows, strict=True))
+            yield TextRows(first_row, tuple(by_column[place] for place in places), malformed or [None] * len(rows))
+        first_row += len(rows)
+
+
+def _plain_block(block: Sequence[bytes | None], *, width: int) -> list[Sequence[str | None]] | None:
+    """The block's records when each line is a sound one: three times faster than line by line. None: look at each."""
+    try:
+        rows = list(csv.reader([line.decode() for line in block if line is not None], strict=True))
+    except (UnicodeDecodeError, csv.Error):
+        return None
+    return rows if len(rows) == len(block) and all(len(row) == width for row in rows) else None
+
+
+def _awkward_rows(path: Path, file: HashedFile, *, width: int) -> tuple[list[Sequence[str | None]], list[str | None]]:
+    """The next records one by one, with what is wrong with each: all lines that wait, and on to where the last record ends."""
+    rows: list[Sequence[str | None]] = []
+    malformed: list[str | None] = []
     lines = _CsvLines(file)
-    csv.field_size_limit(LINE_BYTES_MAX)  # of the whole process; the standard 128 KiB would refuse long records
     reader = csv.reader(lines, strict=True)
-    batch = _Batch(len(columns))
-    for row, malformed in _csv_records(path, lines, reader, width=len(header)):
-        taken = None if row is None else [row[place] for place in places]
-        if batch.add(taken, malformed, bytes_read=lines.bytes_read):
-            yield from batch.take(bytes_read=lines.bytes_read)
-    yield from batch.take(bytes_read=lines.bytes_read)
+    bytes_end = file.bytes_read + BATCH_BYTES
+    while file.has_waiting and len(rows) < BATCH_ROWS and file.bytes_read < bytes_end:
+        row, fault = _csv_record(path, lines, reader, width=width)
+        if row is not None or fault is not None:
+            rows.append(row or (None,) * width)
+            malformed.append(fault)
+    return rows, malformed
 
 
 class _LineTooLongError(Exception):
@@ -137,13 +168,12 @@ class _LineTooLongError(Exception):
 
 
 class _CsvLines:
-    """Text lines for `csv.reader`; remembers whether one since `begin` was not UTF-8."""
+    """One line after another as text for `csv.reader`; `begin` before each record."""
 
     def __init__(self, file: HashedFile) -> None:
         self._file = file
-        self.bytes_read = 0
         self.first = 0  # line on which the present record begins
-        self.undecodable = False
+        self.undecodable = False  # a line of the present record was not UTF-8
 
     def begin(self) -> None:
         self.first = self._file.line_number + 1
@@ -163,7 +193,6 @@ class _CsvLines:
             raise _LineTooLongError
         if not line:
             raise StopIteration
-        self.bytes_read += len(line)
         try:
             return line.decode()
         except UnicodeDecodeError:
@@ -171,33 +200,28 @@ class _CsvLines:
             return line.decode(errors="replace")
 
 
-def _csv_records(path: Path, lines: _CsvLines, reader: Any, *, width: int) -> Iterator[tuple[list[str] | None, str | None]]:
-    while True:
-        lines.begin()
-        try:
-            row = next(reader)
-        except StopIteration:
-            return
-        except _LineTooLongError:
-            _refuse_unless_alone(path, lines, "a line is too long")
-            yield None, f"line {lines.first}: longer than {LINE_BYTES_MAX >> 20} MiB"
-            continue
-        except csv.Error as error:
-            if "unexpected end" in str(error):
-                _refuse_quoting(path, lines.first, "the file ends inside a quoted field")
-            _refuse_unless_alone(path, lines, "a quoted field does not end where it should")
-            yield None, f"line {lines.first}: broken quoting"
-            continue
-        if len(row) == width and not lines.undecodable:
-            yield row, None
-        elif row and (len(row) > 1 or row[0].strip()):
-            yield None, _csv_fault(lines, found=len(row), width=width)
-
-
-def _csv_fault(lines: _CsvLines, *, found: int, width: int) -> str:
+def _csv_record(path: Path, lines: _CsvLines, reader: Any, *, width: int) -> tuple[list[str] | None, str | None]:
+    """One record, or what is wrong with it; neither for blank lines."""
+    lines.begin()
+    try:
+        row = next(reader)
+    except StopIteration:
+        return None, None
+    except _LineTooLongError:
+        _refuse_unless_alone(path, lines, "a line is too long")
+        return None, f"line {lines.first}: longer than {LINE_BYTES_MAX >> 20} MiB"
+    except csv.Error as error:
+        if "unexpected end" in str(error):
+            _refuse_quoting(path, lines.first, "the file ends inside a quoted field")
+        _refuse_unless_alone(path, lines, "a quoted field does not end where it should")
+        return None, f"line {lines.first}: broken quoting"
     if lines.undecodable:
-        return f"line {lines.first}: not UTF-8"
-    return f"line {lines.first}: {found} fields, the header has {width}"
+        return None, f"line {lines.first}: not UTF-8"
+    if len(row) == width:
+        return row, None
+    if not row or (len(row) == 1 and not row[0].strip()):
+        return None, None
+    return None, f"line {lines.first}: {len(row)} fields, the header has {width}"
 
 
 def _refuse_unless_alone(path: Path, lines: _CsvLines, why: str) -> None:
@@ -221,9 +245,9 @@ def _refuse_quoting(path: Path, line: int, why: str) -> NoReturn:
 
 
 def _read_header(path: Path, file: HashedFile) -> tuple[str, ...]:
-    line = b"\n"
-    while line is not None and line and not line.strip():
-        line = file.line(HEADER_BYTES_MAX)
+    line = file.line()
+    while line is not None and line.isspace():
+        line = file.line()
     try:
         names = tuple(next(csv.reader([(line or b"").decode()], strict=True)))
     except (StopIteration, csv.Error, UnicodeDecodeError):
@@ -263,19 +287,43 @@ def jsonl_columns(path: Path) -> dict[str, str]:
 
 def jsonl_rows(file: HashedFile, columns: Sequence[str], *, scalars: Collection[str]) -> Iterator[TextRows]:
     """All records of a JSON Lines file. `scalars` may hold any scalar and come as JSON text; the other columns must hold text."""
-    batch = _Batch(len(columns))
-    bytes_read = 0
-    while (line := file.line()) != b"":
-        if line is not None and line.isspace():
-            continue
-        record, fault = _json_record(line)
-        bytes_read += len(line or b"")
-        row = None
-        if record is not None:
-            row, fault = _json_row(record, columns, scalars)
-        if batch.add(row, fault and f"line {file.line_number}: {fault}", bytes_read=bytes_read):
-            yield from batch.take(bytes_read=bytes_read)
-    yield from batch.take(bytes_read=bytes_read)
+    first_row = 1
+    while block := file.block():
+        rows: list[Sequence[str | None]] = []
+        malformed: list[str | None] = []
+        for number, line in enumerate(block, file.line_number - len(block) + 1):
+            if line is None or not line.isspace():
+                row, fault = _json_row(line, columns, scalars)
+                rows.append(row or (None,) * len(columns))
+                malformed.append(fault and f"line {number}: {fault}")
+        if rows:
+            yield TextRows(first_row, tuple(zip(*rows, strict=True)), malformed)
+        first_row += len(rows)
+
+
+def _json_row(line: bytes | None, columns: Sequence[str], scalars: Collection[str]) -> tuple[list[str | None] | None, str | None]:
+    record, fault = _json_record(line)
+    if record is None:
+        return None, fault
+    row: list[str | None] = []
+    for column in columns:
+        value, wrong = _json_value(record.get(column), scalar=column in scalars)
+        fault = fault or (wrong and f"{column} holds {wrong}")
+        row.append(value)
+    return row, fault
+
+
+def _json_value(value: object, *, scalar: bool) -> tuple[str | None, str | None]:
+    """The text of one field, or what it holds that it should not."""
+    if scalar and isinstance(value, (str, bool, int, float)):
+        value = json.dumps(value, ensure_ascii=False)
+    if value is None:
+        return None, None
+    if not isinstance(value, str):
+        return None, f"{_json_type(value)}, not text"
+    if not value.isascii() and _has_surrogate(value):
+        return None, "a lone surrogate"
+    return value, None
 
 
 def _json_record(line: bytes | None) -> tuple[dict[str, Any] | None, str | None]:
@@ -291,23 +339,6 @@ def _json_record(line: bytes | None) -> tuple[dict[str, Any] | None, str | None]
     if not isinstance(record, dict):
         return None, f"{_json_type(record)}, not an object"
     return record, None
-
-
-def _json_row(record: dict[str, Any], columns: Sequence[str], scalars: Collection[str]) -> tuple[list[str | None], str | None]:
-    row: list[str | None] = []
-    fault = None
-    for column in columns:
-        value = record.get(column)
-        if column in scalars and (value is None or isinstance(value, (str, bool, int, float))):
-            value = json.dumps(value, ensure_ascii=False)
-        if value is not None and not isinstance(value, str):
-            fault = f"{column} holds {_json_type(value)}, not text"
-            value = None
-        elif value is not None and not value.isascii() and _has_surrogate(value):
-            fault = f"{column} holds a lone surrogate"
-            value = None
-        row.append(value)
-    return row, fault
 
 
 def _has_surrogate(text: str) -> bool:

@@ -41,6 +41,13 @@ def test_a_repeat_through_another_handle_and_a_wider_batch_inserts_only_what_is_
     assert outcomes.count() == 2
 
 
+def test_several_shards_are_merged_into_a_table_that_holds_others(outcomes: Outcomes) -> None:
+    """With bare integers in the predicate delta-rs 1.6.3 cannot prune here."""
+    for shards in ([100, 101, 102], [0, 1, 2], [100, 101, 102]):
+        outcomes.merge(pl.concat([outcome_rows([f"r{shard}"], shard=shard) for shard in shards]), shards, still_mine=mine)
+    assert outcomes.count() == 6
+
+
 def test_a_record_that_turned_from_dead_letter_to_result_is_not_inserted_beside_itself(outcomes: Outcomes) -> None:
     """The predicate never names the outcome: with it, a first commit repeated after a redrive would double the row."""
     outcomes.merge(outcome_rows(["a"], shard=1, outcome=Outcome.DEAD_LETTER), [1], still_mine=mine)
@@ -126,7 +133,7 @@ def test_many_merges_on_one_handle_stay_right(outcomes: Outcomes) -> None:
 
 def test_creating_twice_is_fine_and_another_answer_schema_is_refused(outcomes: Outcomes) -> None:
     Outcomes(outcomes.uri, answer_schema=ANSWER_SCHEMA).create()
-    other = json.dumps({"type": "object", "properties": {"score": {"type": "integer"}}})
+    other = schema_of({"score": {"type": "integer"}})
     with pytest.raises(UnfitEnvironmentError, match="another answer schema"):
         Outcomes(outcomes.uri, answer_schema=other).create()
 
@@ -142,46 +149,35 @@ def test_awkward_texts_come_back_as_they_went_in(outcomes: Outcomes) -> None:
 
 def schema_of(properties: dict[str, object], **more: object) -> str:
     """An answer schema with these properties."""
-    return json.dumps({"type": "object", "properties": properties, **more})
+    return json.dumps({"type": "object", "additionalProperties": False, "properties": properties, **more})
 
 
 def test_every_property_has_the_column_type_of_its_values() -> None:
+    text = {"type": "string", "maxLength": 9}
+    entity = {"type": "object", "additionalProperties": False, "properties": {"kind": text, "page": {"type": "integer"}}}
     schema = schema_of(
         {
             "category": {"enum": ["a", "b"]},
             "stars": {"enum": [1, 2, None]},
             "score": {"type": ["number", "null"]},
-            "either": {"anyOf": [{"type": "integer"}, {"type": "number"}]},
-            "sure": {"type": "boolean"},
+            "sure": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
             "fixed": {"const": "x"},
-            "entities": {"type": "array", "items": {"$ref": "#/$defs/entity"}},
+            "entities": {"type": "array", "maxItems": 3, "items": {"$ref": "#/$defs/entity"}},
         },
-        **{"$defs": {"entity": {"type": "object", "properties": {"kind": {"type": "string"}, "page": {"type": "integer"}}}}},
+        **{"$defs": {"entity": entity}},
     )
     assert answer_dtypes(schema) == {
         "category": pl.String(),
         "stars": pl.Int64(),
         "score": pl.Float64(),
-        "either": pl.Float64(),
         "sure": pl.Boolean(),
         "fixed": pl.String(),
         "entities": pl.List(pl.Struct({"kind": pl.String(), "page": pl.Int64()})),
     }
 
 
-@pytest.mark.parametrize(
-    "properties",
-    [
-        {"a": {"type": ["string", "integer"]}},
-        {"a": {"type": "object"}},
-        {"a": {"type": "array"}},
-        {"a": {"$ref": "#"}},
-        {"a": {"$ref": "https://example.com/x.json"}},
-        {"a": {}},
-        {"shard": {"type": "string"}},
-    ],
-    ids=["union", "free object", "free array", "recursive", "remote", "anything", "our name"],
-)
-def test_a_property_that_no_column_can_hold_is_refused_by_name(properties: dict[str, object]) -> None:
-    with pytest.raises(RefusedError, match=r"properties\.a|shard"):
-        answer_dtypes(schema_of(properties))
+def test_a_property_that_no_column_can_hold_is_refused_by_name() -> None:
+    with pytest.raises(RefusedError, match=r"properties\.a"):
+        answer_dtypes(schema_of({"a": {"type": ["string", "integer"]}}))
+    with pytest.raises(RefusedError, match=r"properties\.shard"):
+        answer_dtypes(schema_of({"shard": {"type": "boolean"}}))

@@ -56,7 +56,7 @@ def smollm2_model() -> Path:
     return folder
 
 
-def _make_once(folder: Path, make) -> None:  # noqa: ANN001
+def _make_once(folder: Path, make) -> None:
     if folder.exists():
         return
     temporary = folder.with_name(f".{folder.name}-{os.getpid()}")
@@ -69,8 +69,9 @@ def _make_once(folder: Path, make) -> None:  # noqa: ANN001
         shutil.rmtree(temporary)
 
 
-def _byte_level_tokenizer():  # noqa: ANN202
-    from tokenizers import Tokenizer, decoders, models as bpe, pre_tokenizers, trainers  # noqa: PLC0415
+def _byte_level_tokenizer():
+    from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
+    from tokenizers import models as bpe
 
     tokenizer = Tokenizer(bpe.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -91,8 +92,8 @@ def _one_weight() -> bytes:
 
 
 def _make_tiny(folder: Path) -> None:
-    import torch  # noqa: PLC0415
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: PLC0415
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     tokens = {"eos_token": "<|im_end|>", "bos_token": "<|im_start|>", "pad_token": "<|im_end|>"}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=_byte_level_tokenizer(), **tokens)

@@ -80,7 +80,7 @@ class Database:
             yield connection
 
     def insert_if_absent(self, table: Table) -> Insert:
-        """An insert that does nothing where the row's key is taken; its rowcount says which."""
+        """An insert that does nothing where the key is taken. To learn which, ask for `returning`: psycopg keeps no rowcount of it."""
         maker: Any = sqlite.insert if self.is_sqlite else postgresql.insert
         return maker(table).on_conflict_do_nothing()
 

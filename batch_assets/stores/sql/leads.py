@@ -24,8 +24,9 @@ class Leads(Database):
         """
         with self.writing() as connection:
             first = self.insert_if_absent(leads).values(job=job, version=version, holder=holder, generation=1, renewals=0, released=False)
-            if connection.execute(first).rowcount == 1:
-                return 1
+            generation = connection.scalar(first.returning(leads.c.generation))
+            if generation is not None:
+                return generation
             free = or_(leads.c.released, _is(seen))
             taken = (
                 update(leads)

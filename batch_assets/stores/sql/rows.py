@@ -54,6 +54,11 @@ class VersionRow:
     created_at: str
     by_sensor: bool
 
+    @property
+    def is_open(self) -> bool:
+        """Planned and not finished: its shards are claimable, or would be without its hold."""
+        return self.state in (VersionState.ACTIVE, VersionState.HELD)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedShard:

@@ -116,9 +116,9 @@ class Versions(Database):
             return self._version(connection, job, name)
 
     def versions(self, job: str) -> list[VersionRow]:
-        """Newest first; empty for a job that was never planned."""
+        """By number, the newest last; empty for a job that was never planned."""
         with self.reading() as connection:
-            rows = connection.execute(select(versions).where(versions.c.job == job).order_by(versions.c.number.desc())).mappings()
+            rows = connection.execute(select(versions).where(versions.c.job == job).order_by(versions.c.number)).mappings()
             return [version_of(row) for row in rows]
 
     def jobs(self) -> list[str]:
@@ -128,7 +128,7 @@ class Versions(Database):
 
     def resolve(self, job: str, selector: str) -> VersionRow:
         """`v7`, `7`, `3fa9c1`, `v0007-3fa9c1` or `latest` (highest number). Raises RefusedError for none or several."""
-        known = self.versions(job)
+        known = self.versions(job)[::-1]
         found = _selected(known, selector)
         if len(found) != 1:
             raise _unknown_version(job, selector, found or known, ambiguous=bool(found))

@@ -1,0 +1,33 @@
+"""The benchmarks run from end to end at tiny sizes, with the scripted engine; what they measure there is worth nothing."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import bookkeeping, memory
+from benchmarks.results import Report
+
+pytestmark = pytest.mark.slow
+
+
+def written(report: Report, folder: Path) -> dict:
+    return json.loads(report.write(folder).read_text())
+
+
+def test_bookkeeping_counts_every_row_and_says_how_each_run_went(tmp_path: Path) -> None:
+    sizes = bookkeeping.Sizes(records=600, repeats=1, shard_records=100)
+    found = written(bookkeeping.run(sizes, quick=True), tmp_path)
+    pipeline, committer = found["measurements"]
+    assert pipeline["runs"][0]["rows"] == pipeline["runs"][0]["distinct_keys"] == 600
+    assert committer["runs"][0]["rows"] == 600
+    assert pipeline["median"] > 0 < committer["median"]
+
+
+def test_memory_measures_every_part_at_both_sizes(tmp_path: Path) -> None:
+    found = written(memory.run(memory.Sizes(small=300, large=600), quick=True), tmp_path)
+    assert [each["name"].split(",")[0] for each in found["measurements"]] == list(memory.PARTS)
+    for each in found["measurements"]:
+        for run in each["runs"][0].values():
+            assert 0 < run["baseline_mb"] <= run["peak_mb"]
+            assert run["samples"] > 0

@@ -1,0 +1,124 @@
+"""What readers get: pinned to one release, by key, and by SQL."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from batch_assets.core.errors import RefusedError
+from batch_assets.core.validation import CheckSettings
+from batch_assets.flows.judge import judge
+from batch_assets.flows.publish import publish
+from batch_assets.flows.release import ReleaseReport, build_release
+from batch_assets.reading import query, read_alias, read_record
+from batch_assets.stores.installation import Installation
+from batch_assets.stores.releases import release_files
+from tests.support.finished import JOB, finished_version, open_installation
+
+ALIAS = "tickets"
+IMPORTS_NO_DAGSTER = """
+import sys
+sys.modules["dagster"] = None
+import batch_assets.reading as reading
+print(reading.read_alias("tickets", root=sys.argv[1]).collect().height)
+assert not [name for name in sys.modules if name.startswith(("sqlalchemy", "batch_assets.stores.register", "batch_assets.stores.sql"))]
+"""
+
+
+def published(installation: Installation, *, number: int = 1, records: int = 40, alias: str = ALIAS) -> ReleaseReport:
+    row = finished_version(installation, number=number, records=records)
+    report = build_release(installation, job=JOB, version=row.name)
+    judge(installation, job=JOB, version=row.name, checks=CheckSettings(dead_letters_max=0.5), alias=alias)
+    publish(installation, job=JOB, version=row.name, alias=alias, by="anna")
+    return report
+
+
+@pytest.fixture
+def root(installation: Installation) -> str:
+    return installation.settings.root
+
+
+def test_a_reader_stays_on_the_release_it_resolved(installation: Installation, root: str) -> None:
+    first = published(installation, number=1, records=40)
+    reader = read_alias(ALIAS, root=root)
+    published(installation, number=2, records=50)
+    assert reader.collect()["job_version"].unique().to_list() == [first.version]
+    assert read_alias(ALIAS, root=root).collect().height == 50
+
+
+def test_rows_come_in_key_hash_order(installation: Installation, root: str) -> None:
+    published(installation)
+    rows = read_alias(ALIAS, root=root).collect()
+    assert rows.equals(rows.sort("key_hash", "record_id"))
+
+
+def test_the_root_is_that_of_the_environment_unless_it_is_given(
+    installation: Installation, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published(installation)
+    monkeypatch.setenv("GRISTMILL_ROOT", root)
+    assert read_alias(ALIAS).collect().height == 40
+
+
+def test_an_unknown_alias_is_refused_and_the_known_ones_are_named(installation: Installation, root: str) -> None:
+    with pytest.raises(RefusedError, match="none yet"):
+        read_alias("nothing", root=root)
+    published(installation)
+    with pytest.raises(RefusedError, match="one of: tickets"):
+        read_alias("ticket", root=root)
+
+
+def test_records_are_read_by_id_and_unknown_ids_are_absent(installation: Installation, root: str) -> None:
+    published(installation)
+    found = read_record(ALIAS, ["T-00003", "T-00017", "nobody"], root=root)
+    assert sorted(found["record_id"]) == ["T-00003", "T-00017"]
+    assert read_record(ALIAS, ["nobody"], root=root).is_empty()
+    assert read_record(ALIAS, [], root=root).is_empty()
+
+
+def test_a_query_sees_every_alias_as_a_view(installation: Installation, root: str) -> None:
+    published(installation)
+    published(installation, number=2, records=10, alias="tickets__pilot")
+    found = query("select (select count(*) from tickets) a, (select count(*) from tickets__pilot) b", root=root)
+    assert found.rows() == [(40, 10)]
+
+
+def test_a_query_reads_nested_answers(installation: Installation, root: str) -> None:
+    published(installation)
+    sql = "select category, entities[1].kind kind, count(*) n from tickets where outcome = 'result' group by all"
+    assert query(sql, root=root).rows() == [("bug", "order", 38)]
+
+
+def test_a_wrong_query_is_refused_with_the_views_that_exist(installation: Installation, root: str) -> None:
+    published(installation)
+    with pytest.raises(RefusedError, match="the views are: tickets"):
+        query("select * from ticket", root=root)
+
+
+def test_a_release_that_cannot_be_read_does_not_stop_queries_of_others(installation: Installation, root: str) -> None:
+    published(installation)
+    gone = published(installation, number=2, alias="broken")
+    (Path(gone.uri) / release_files(gone.uri)[0].name).unlink()
+    assert query("select count(*) from tickets", root=root).item() == 40
+    with pytest.raises(RefusedError, match="files of this release are no longer there"):
+        read_alias("broken", root=root)
+
+
+def test_a_path_with_a_quote_in_it_is_read(tmp_path: Path) -> None:
+    installation = open_installation(tmp_path / "it's")
+    published(installation)
+    assert query("select count(*) from tickets", root=installation.settings.root).item() == 40
+
+
+def test_reading_needs_neither_dagster_nor_the_register(installation: Installation, root: str) -> None:
+    published(installation)
+    Path(root, "register.db").unlink()
+    done = subprocess.run([sys.executable, "-c", IMPORTS_NO_DAGSTER, root], capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.returncode) == ("40", 0), done.stderr
+
+
+def test_any_reader_of_delta_tables_can_read_a_release(installation: Installation) -> None:
+    report = published(installation)
+    assert pl.scan_delta(report.uri).collect().height == 40
