@@ -38,6 +38,7 @@ models_app = typer.Typer(help="Model folders: digest, pin, smollm2.", no_args_is
 app.add_typer(models_app, name="models")
 schema_app = typer.Typer(help="Published schemas.", no_args_is_help=True)
 app.add_typer(schema_app, name="schema")
+PIPE_COLUMNS = 400  # nothing is cut when the output goes to a file or a pipe
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 JobArgument = Annotated[str, typer.Argument(metavar="[JOB]", help="Folder name under jobs/.")]
@@ -114,7 +115,7 @@ def _print_table(rows: Sequence[Mapping[str, Any]], *, empty: str) -> None:
         table.add_column(column)
     for row in rows:
         table.add_row(*("" if value is None else str(value) for value in row.values()))
-    Console(highlight=False).print(table)
+    Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS).print(table)
 
 
 # --- which job, which installation --------------------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ def of_publish(report: PublishReport) -> Metadata:
 
 def of_table(installation: Installation, live: AliasRow, previous: AliasRow | None) -> Metadata:
     """Metadata of what readers get."""
-    release = installation.register.release(live.release_id)
+    release = installation.register.get_release(live.release_id)
     spec = installation.specs().read(live.job, live.version)
     recipe = spec.recipe
     return {
@@ -205,7 +205,7 @@ def check_evaluations(key: dg.AssetKey, verdict: Verdict) -> Iterator[dg.AssetCh
     for result in verdict.checks:
         yield dg.AssetCheckEvaluation(
             asset_key=key,
-            check_name=result.name,
+            check_name=result.name.value,
             passed=result.passed,
             severity=_severity(result),
             description=result.message,
@@ -230,7 +230,7 @@ def _severity(result: CheckResult) -> dg.AssetCheckSeverity:
 
 
 def _finding(result: CheckResult) -> Mapping[str, str]:
-    return {"check": result.name, "severity": result.severity.value, "finding": result.message}
+    return {"check": result.name.value, "severity": result.severity.value, "finding": result.message}
 
 
 def _table(rows: list[Mapping[str, Any]]) -> dg.TableMetadataValue | str:

@@ -84,8 +84,7 @@ def _staged(folder: Path, options: argparse.Namespace) -> Planned:
     installation = installation_in(folder)
     ids = [f"T-{number:08d}" for number in range(options.rows)]
     shards = {
-        number + 1: ids[start : start + options.shard_records]
-        for number, start in enumerate(range(0, options.rows, options.shard_records))
+        number + 1: ids[start : start + options.shard_records] for number, start in enumerate(range(0, options.rows, options.shard_records))
     }
     filler = " ".join(f"w{n}" for n in range(options.record_characters))[: options.record_characters]
     planned = plan_by_hand(installation, shards, body=lambda record_id: record_id + filler, schema=_schema(options.answer_characters))

@@ -15,6 +15,13 @@ from batch_assets.stores.snapshots import pin_snapshot
 from resources import GristmillResource
 
 TICK_S = 60
+UNDER_WAY = [
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+]
 
 
 def build_sensors(graph: JobGraph) -> Sequence[dg.SensorDefinition]:
@@ -64,14 +71,21 @@ def _work_left(graph: JobGraph) -> dg.SensorDefinition:
         minimum_interval_seconds=TICK_S,
         description="Supervises versions that are active and have shards left.",
     )
-    def work_left(gristmill: GristmillResource) -> dg.SensorResult:
+    def work_left(context: dg.SensorEvaluationContext, gristmill: GristmillResource) -> dg.SensorResult:
         installation = gristmill.open()
         try:
-            return dg.SensorResult(run_requests=list(_supervision_requests(installation, graph)))
+            requests = _supervision_requests(installation, graph)
+            return dg.SensorResult(run_requests=[request for request in requests if not _is_at_work(context, request)])
         finally:
             installation.register.close()
 
     return work_left
+
+
+def _is_at_work(context: dg.SensorEvaluationContext, request: dg.RunRequest) -> bool:
+    """A run that a sensor asked for has this version already; a second one would only follow it."""
+    filters = dg.RunsFilter(tags={"gristmill/version": request.tags["gristmill/version"]}, statuses=UNDER_WAY)
+    return context.instance.get_runs_count(filters) > 0
 
 
 def _supervision_requests(installation: Installation, graph: JobGraph) -> Iterator[dg.RunRequest]:

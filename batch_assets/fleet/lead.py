@@ -2,6 +2,7 @@
 
 import threading
 from types import TracebackType
+from typing import Self
 
 from sqlalchemy.exc import DBAPIError
 
@@ -33,7 +34,7 @@ class LeadKeeper:
         """True when another leads, or when the register could not be reached for about a lease."""
         return self._lost.is_set()
 
-    def __enter__(self) -> "LeadKeeper":
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

@@ -20,15 +20,14 @@ from typing import Protocol
 import psutil
 
 from batch_assets.core.leasing import LeaseEnd
-from batch_assets.core.supervision import WorkerExit, last_line_class
+from batch_assets.core.supervision import WorkerExit, last_line_class, refusal_text
+from batch_assets.engines.build import SPEED_VARIABLE
 from batch_assets.stores.installation import Installation
 from batch_assets.stores.register import WorkerRow
 
 NOTICE_S = 30.0  # from SIGTERM to SIGKILL: what a spot machine gives, too
 POLL_S = 0.05
-LOG_TAIL_BYTES = 4096
-REFUSAL_LINES_MAX = 6
-SPEED_VARIABLE = "GRISTMILL_ENGINE_SPEED"  # JSON object of `run.engine`
+LOG_TAIL_BYTES = 16384
 
 
 class Fleet(Protocol):
@@ -151,7 +150,7 @@ class LocalFleet:
         arguments = ["--job", self._job, "--version", self._version, "--worker-id", worker_id]
         environment = {**os.environ, **self._installation.settings.as_environment(), SPEED_VARIABLE: json.dumps(self._speed)}
         with log_path.open("ab") as log:
-            child = subprocess.Popen(  # noqa: S603  our own interpreter and names from our own alphabet
+            child = subprocess.Popen(
                 [*self._command, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
             )
         self._workers[worker_id] = WorkerProcess(worker_id, child.pid, log_path, child)
@@ -189,7 +188,7 @@ class LocalFleet:
             was_fruitful=held > 0 or submitted > 0,
             last_line_class=last_line_class(tail),
             log_path=str(worker.log_path),
-            own_words="\n".join(tail.splitlines()[-REFUSAL_LINES_MAX:]),
+            own_words=refusal_text(tail),
         )
 
     def _end_leases(self, worker_id: str) -> int:

@@ -145,13 +145,22 @@ def lines(progress: Progress, *, bar: bool = True) -> list[str]:
     """The three lines of INTERFACE, "Progress"; `bar` False leaves the bar out for a log."""
     return [
         f"{progress.job} {progress.version}   {progress.kind} · {progress.total:,} records · {_counted(progress.workers, 'worker')}",
-        f"answers  {_bar(progress) + '  ' if bar else ''}{progress.rows:,} of {progress.total:,}   dead {progress.dead:,}"
-        f"   {progress.rows_per_s:.1f} rows/s   ETA {duration(progress.eta_s)}",
-        f"shards   {progress.shards_done:,} done  {progress.shards_running:,} running  {progress.shards_waiting:,} waiting"
-        f"{f'  {progress.shards_blocked:,} blocked' if progress.shards_blocked else ''}"
-        f"{f'      cache {progress.cached_percent:.0f} %' if progress.cached_percent is not None else ''}"
-        f"   retried {progress.retried:,}   redone {progress.redone:,}",
+        _answers_line(progress, bar=bar),
+        _shards_line(progress),
     ]
+
+
+def _answers_line(progress: Progress, *, bar: bool) -> str:
+    cells = f"{_bar(progress)}  " if bar else ""
+    done = f"{progress.rows:,} of {progress.total:,}   dead {progress.dead:,}"
+    return f"answers  {cells}{done}   {progress.rows_per_s:.1f} rows/s   ETA {duration(progress.eta_s)}"
+
+
+def _shards_line(progress: Progress) -> str:
+    blocked = f"  {progress.shards_blocked:,} blocked" if progress.shards_blocked else ""
+    cache = f"      cache {progress.cached_percent:.0f} %" if progress.cached_percent is not None else ""
+    shards = f"{progress.shards_done:,} done  {progress.shards_running:,} running  {progress.shards_waiting:,} waiting{blocked}"
+    return f"shards   {shards}{cache}   retried {progress.retried:,}   redone {progress.redone:,}"
 
 
 def duration(seconds: float | None) -> str:

@@ -90,9 +90,9 @@ def supervise(
 ) -> SupervisionReport:
     """Returns when the wanted shards are committed or blocked, when the version is held, or when `should_stop` says so.
 
-    `announce` gets every committed wanted shard once (those that were committed before come first), and from a leader also those that no run
-    has announced. A leader that is stopped or interrupted holds the version (`cancelled`) and stops its workers; one that fails leaves them to
-    its successor. Raises RefusedError for unknown shards, UnfitEnvironmentError when workers cannot start.
+    `announce` gets every committed wanted shard once (those that were committed before come first), and from a leader also those that no
+    run has announced. A leader that is stopped or interrupted holds the version (`cancelled`) and stops its workers; one that fails leaves
+    them to its successor. Raises RefusedError for unknown shards, UnfitEnvironmentError when workers cannot start.
     """
     wish = Wish(
         job=job,

@@ -248,6 +248,6 @@ def _warnings(job: Job, columns: dict[str, str], worst: int) -> Iterator[str]:
     max_tokens = job.job_file.decoding.max_tokens
     if worst > max_tokens * CHARACTERS_PER_TOKEN:
         yield (
-            f"the longest answer that the schema allows has {worst:,} characters, about {worst // CHARACTERS_PER_TOKEN:,} tokens of latin text; "
+            f"the longest answer has {worst:,} characters, about {worst // CHARACTERS_PER_TOKEN:,} tokens of latin text; "
             f"max_tokens {max_tokens:,} would cut it: lower maxLength and maxItems, or raise max_tokens"
         )

@@ -62,7 +62,7 @@ class OutcomesWrongError(GristmillError):
 
     def __init__(self, *, uri: str, shards: Sequence[int], expected: int, found: int) -> None:
         super().__init__(
-            f"{uri}: shards {list(shards)} have {expected} records, the table holds {found} rows of them; stop and look at the table's history",
+            f"{uri}: shards {list(shards)} have {expected} records, the table holds {found} rows of them; stop and look at its history",
             uri=uri,
             shards=tuple(shards),
             expected=expected,

@@ -3,10 +3,9 @@
 A record counts as done only after the put that holds it has returned. Who claims, polls and stages is in `loop.py`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-
 
 import polars as pl
 
@@ -19,7 +18,6 @@ from batch_assets.core.shard_log import Answered, Dead, Entry, Failed, Fence, Fo
 from batch_assets.stores.register import Lease
 from batch_assets.stores.shard_log import CHUNK_ENTRIES_MAX, LogWriter, ShardLog
 from batch_assets.worker.counters import Counters
-
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +85,7 @@ class ShardWork:
         return self._writer.next_slot
 
     def next_prompt(self, now_s: float) -> tuple[int, int, str, list[int]] | None:
-        """Row, attempt, record id and token ids of the next record; None when none is queued. One that has no prompt becomes a dead letter."""
+        """Row, attempt, record id and token ids of the next record, None when none is queued; one without a prompt is a dead letter."""
         while (row := self._next_row()) is not None:
             record_id = self._records.ids[row]
             attempt = self._failed.get(row, 0) + 1
@@ -130,21 +128,30 @@ class ShardWork:
         reason = f"the engine refused the request ({error.data['reason']})"
         self._bury(row, attempt=attempt, dead_class=DeadClass.REJECTED, error=reason, now_s=now_s)
 
-    def is_due(self, now_s: float, *, flush_s: float) -> bool:
-        """Whether to put now: a full chunk, an entry that may not wait until the next turn, or nothing left to wait for."""
-        entries = self._unflushed
-        return bool(entries) and (len(entries) >= CHUNK_ENTRIES_MAX or self._open == 0 or now_s - self._unflushed_since_s >= flush_s)
+    def due(self, now_s: float, *, flush_s: float) -> int:
+        """How many entries to put now: all when one has waited `flush_s` or nothing is left to wait for, else whole chunks only."""
+        waiting = len(self._unflushed)
+        if waiting and (self._open == 0 or now_s - self._unflushed_since_s >= flush_s):
+            return waiting
+        return waiting - waiting % CHUNK_ENTRIES_MAX
 
-    def flush(self) -> None:
-        """Everything is durable when it returns. Raises StaleLeaseError."""
-        counters = self._tools.counters
-        while self._unflushed:
-            chunk = self._unflushed[:CHUNK_ENTRIES_MAX]
+    def flush(self, entries: int | None, now_s: float) -> None:
+        """Puts the first `entries`, or all; they are durable when it returns. Raises StaleLeaseError."""
+        left = len(self._unflushed) if entries is None else entries
+        while left > 0:
+            chunk = self._unflushed[: min(left, CHUNK_ENTRIES_MAX)]
             self._writer.put(chunk)
             del self._unflushed[: len(chunk)]
-            counters.flushes += 1
-            counters.answered += sum(1 for entry in chunk if isinstance(entry, Answered))
-            counters.dead += sum(1 for entry in chunk if isinstance(entry, Dead))
+            left -= len(chunk)
+            self._count(chunk)
+        # Less than a chunk was waiting before this turn, so what is left is of this turn.
+        self._unflushed_since_s = now_s
+
+    def _count(self, chunk: Sequence[Entry]) -> None:
+        counters = self._tools.counters
+        counters.flushes += 1
+        counters.answered += sum(1 for entry in chunk if isinstance(entry, Answered))
+        counters.dead += sum(1 for entry in chunk if isinstance(entry, Dead))
 
     def _next_row(self) -> int | None:
         row = self._next_fresh

@@ -55,8 +55,9 @@ class Heartbeat:
         self._lease_s, self._renew_s = lease_s, renew_s
         self._stall_s = max(STALL_MIN_S, lease_s)
         self._clock, self._note, self._leave = clock, note, leave
-        self._renewed_s = self._turned_s = self._led_s = clock()
-        self._turns = pulse.turns
+        self._beat_s = min(BEAT_MAX_S, renew_s / BEATS_PER_RENEWAL)
+        self._renewed_s = self._led_s = self._beaten_s = clock()
+        self._turns, self._unmoved_s = pulse.turns, 0.0
         self._lead: LeadRow | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -73,7 +74,7 @@ class Heartbeat:
         """Progress first: a lease is never renewed for an engine that hangs."""
         now_s = self._clock()
         if self._has_stalled(now_s):
-            self._note("stalled", seconds=now_s - self._turned_s, leases=[lease.key for lease in self._pulse.leases])
+            self._note("stalled", seconds=self._unmoved_s, leases=[lease.key for lease in self._pulse.leases])
             self._leave(EXIT_STALLED)
             return
         if now_s - self._renewed_s >= self._renew_s:
@@ -85,10 +86,11 @@ class Heartbeat:
         self._watch_lead(now_s)
 
     def _has_stalled(self, now_s: float) -> bool:
-        turns = self._pulse.turns
-        if turns != self._turns:
-            self._turns, self._turned_s = turns, now_s
-        return now_s - self._turned_s >= self._stall_s
+        """Time in which this thread did not run either (a stopped process) proves nothing about the engine."""
+        since_beat_s, self._beaten_s = now_s - self._beaten_s, now_s
+        turns, self._turns = self._turns, self._pulse.turns
+        self._unmoved_s = 0.0 if turns != self._turns else self._unmoved_s + min(since_beat_s, 2 * self._beat_s)
+        return self._unmoved_s >= self._stall_s
 
     def _renew(self) -> None:
         for lease in self._pulse.leases:
@@ -107,9 +109,8 @@ class Heartbeat:
             self._pulse.stop()
 
     def _run(self) -> None:
-        beat_s = min(BEAT_MAX_S, self._renew_s / BEATS_PER_RENEWAL)
         try:
-            while not self._ended.wait(beat_s):
+            while not self._ended.wait(self._beat_s):
                 try:
                     self.beat()
                 except OperationalError as error:  # a database that is away for a while; the leases say how long it may be

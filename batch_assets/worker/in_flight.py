@@ -16,7 +16,8 @@ class Flight(NamedTuple):
 
 class InFlight:
     """In the order of submission. An engine serves first come, first served, `decoding_max` at a time: so a request's time starts when it
-    is among the oldest `decoding_max`, not when it was submitted; engines do not say it themselves."""
+    is among the oldest `decoding_max`, not when it was submitted; engines do not say it themselves.
+    """
 
     def __init__(self, *, decoding_max: int, timeout_s: float) -> None:
         self._decoding_max = decoding_max

@@ -1,11 +1,12 @@
 """The worker's hot path: claim -> fence -> feed -> answer -> flush -> stage, over and over, for one job version and one loaded model.
 
-`run` is a generator: it yields wherever a crash matters, and whoever drives it may stop there, sleep there, or never come back. Time, register,
-log, frozen input and engine are arguments, so a simulation drives this very loop. What a shard does with its records is in `feeder.py`.
+`run` is a generator: it yields wherever a crash matters, and whoever drives it may stop there, sleep there, or never come back. Time,
+register, log, frozen input and engine are arguments, so a simulation drives this very loop. What a shard does with its records is in
+`feeder.py`.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import Final, Protocol
@@ -24,7 +25,9 @@ from batch_assets.worker.in_flight import Flight, InFlight
 
 LEASES_MAX: Final = 2  # one whose tail decodes, one that is fed; a third would only be one more to repeat after a crash
 CLAIM_PAUSE_S: Final = 0.5  # between claims that find nothing: a claim is a write transaction
-TURN_COUNTED_MAX_S: Final = 10.0  # of one turn's time counted against a record: a process that was stopped for an hour has not decoded for one
+TURN_COUNTED_MAX_S: Final = (
+    10.0  # of one turn's time counted against a record: a process that was stopped for an hour has not decoded for one
+)
 
 
 class Point(StrEnum):
@@ -135,16 +138,20 @@ class Worker:
                 flight.work.take(flight.row, flight.attempt, completion, now_s)
         for name, flight in self._in_flight.overdue(self._engine_s):
             self._engine.abort([name])
-            flight.work.fail(flight.row, flight.attempt, DeadClass.TIMED_OUT, "no answer within the time limit", tokens_output=0, now_s=now_s)
+            flight.work.fail(
+                flight.row, flight.attempt, DeadClass.TIMED_OUT, "no answer within the time limit", tokens_output=0, now_s=now_s
+            )
         self._tools.counters.in_flight = len(self._in_flight)
         self.turns += 1
 
     def _flush(self) -> Iterator[Point]:
         """No answer waits longer than `flush_s`, judged by how long the last turn took."""
         for work in tuple(self._works):
-            if work.is_due(self._clock(), flush_s=self._flush_s - self._turn_s):
+            now_s = self._clock()
+            due = work.due(now_s, flush_s=self._flush_s - self._turn_s)
+            if due:
                 with self._holding(work.lease):
-                    work.flush()
+                    work.flush(due, now_s)
                 yield Point.FLUSHED
 
     def _stage(self) -> Iterator[Point]:
@@ -171,7 +178,7 @@ class Worker:
         self._engine.abort(self._in_flight.drop(lambda _flight: True))
         for work in tuple(self._works):
             with self._holding(work.lease):
-                work.flush()
+                work.flush(None, self._clock())
                 self._register.release(work.lease, end=LeaseEnd.DRAINED)
             self._forget(work.lease)
             yield Point.RELEASED
@@ -183,11 +190,11 @@ class Worker:
             # What it had finished is good. The leases are left: the leader sees this process exit, and the next owner looks for suspects.
             for work in tuple(self._works):
                 with self._holding(work.lease):
-                    work.flush()
+                    work.flush(None, self._clock())
             raise
 
     @contextmanager
-    def _holding(self, lease: Lease) -> Iterator[None]:
+    def _holding(self, lease: Lease) -> Generator[None]:
         """A stale lease costs its shard and nothing else."""
         try:
             yield

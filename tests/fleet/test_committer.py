@@ -101,7 +101,13 @@ def test_key_hash_acl_class_and_segment_come_from_the_frozen_input_and_the_answe
     (row,) = table(planned).filter(pl.col("record_id") == "a2").to_dicts()
     assert (row["key_hash"], row["acl"], row["record_class"], row["segment"]) == (key_hash("a2"), "acl of a2", "internal", "de")
     assert (row["category"], row["summary"], row["outcome"], row["record_digest"]) == ("bug", "about a2", "result", "digest of a2")
-    assert (row["job_version"], row["origin_version"], row["shard"], row["round"], row["epoch"]) == (planned.version, planned.version, 1, 0, 1)
+    assert (row["job_version"], row["origin_version"], row["shard"], row["round"], row["epoch"]) == (
+        planned.version,
+        planned.version,
+        1,
+        0,
+        1,
+    )
     assert (row["tokens_prompt"], row["tokens_cached"], row["tokens_output"], row["attempt"]) == (10, 4, 5, 1)
     assert row["recipe"] == planned.installation.register.version(planned.job, planned.version).recipe_digest
 
@@ -134,7 +140,7 @@ def test_a_worker_s_dead_letter_keeps_its_class_and_attempts(planned: Planned) -
 def test_what_a_shard_came_to_is_counted(installation: Installation) -> None:
     planned = plan_by_hand(installation, {1: ["a1", "a2", "a3"]}, set_aside={1: ["e1"]})
 
-    def entries(lease):  # noqa: ANN202
+    def entries(lease):
         return [
             failed("a1", epoch=lease.epoch),
             answered("a1", epoch=lease.epoch, attempt=2),
@@ -307,7 +313,7 @@ def test_a_commit_whose_acknowledgement_was_lost_is_repeated_without_harm(planne
     register = planned.installation.register
     real = type(register).commit
 
-    def lost(self, **arguments):  # noqa: ANN001, ANN003, ANN202
+    def lost(self, **arguments):
         real(self, **arguments)
         raise CrashError
 

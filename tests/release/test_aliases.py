@@ -50,7 +50,7 @@ def test_an_outdated_move_is_told_what_it_would_have_overwritten(tmp_path: Path)
     aliases = Aliases(str(tmp_path / "aliases"))
     aliases.move(alias_row(1), expected=0)
     aliases.move(alias_row(2, by="anna", version="v0003-123456"), expected=1)
-    with pytest.raises(ConflictError, match="revision 2: v0003-123456.*by anna"):
+    with pytest.raises(ConflictError, match=r"revision 2: v0003-123456.*by anna"):
         aliases.move(alias_row(2, by="ben"), expected=1)
     assert aliases.read("tickets") == alias_row(2, by="anna", version="v0003-123456")
 
@@ -102,9 +102,9 @@ def _move_repeatedly(uri: str, name: str, alias: str, barrier: object, results: 
         expected = present.revision if present else 0
         try:
             aliases.move(alias_row(expected + 1, alias=alias, by=name), expected=expected)
-            won.append((alias, expected + 1, name))
-        except ConflictError as error:
-            assert f"revision {expected}" in str(error)
+        except ConflictError:
+            continue
+        won.append((alias, expected + 1, name))
     results.put(won)  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -114,9 +114,7 @@ def test_of_several_processes_that_move_at_once_one_wins_each_revision(tmp_path:
     spawn = multiprocessing.get_context("spawn")
     uri = str(tmp_path / "aliases")
     barrier, results = spawn.Barrier(PUBLISHERS), spawn.Queue()
-    processes = [
-        spawn.Process(target=_move_repeatedly, args=(uri, f"p{n}", f"alias_{n % 2}", barrier, results)) for n in range(PUBLISHERS)
-    ]
+    processes = [spawn.Process(target=_move_repeatedly, args=(uri, f"p{n}", f"alias_{n % 2}", barrier, results)) for n in range(PUBLISHERS)]
     for process in processes:
         process.start()
     won = [move for _ in processes for move in results.get(timeout=100)]

@@ -1,5 +1,6 @@
 """Building a release from the outcomes of a finished version."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import polars as pl
@@ -54,7 +55,7 @@ def test_rows_are_in_key_hash_order_and_files_are_disjoint(installation: Install
     assert len(files) == 4
     rows = rows_of(report.uri)
     assert rows.equals(rows.sort("key_hash", "record_id"))
-    assert all(left.hash_high < right.hash_low for left, right in zip(files, files[1:], strict=False))
+    assert all(left.hash_high < right.hash_low for left, right in pairwise(files))
 
 
 @pytest.mark.usefixtures("_small_files")
@@ -146,4 +147,3 @@ def test_the_release_holds_what_the_outcomes_hold(installation: Installation) ->
     report = build_release(installation, job=JOB, version=planned.row.name)
     expected = pl.concat([outcome_rows(planned, shard=n, frozen=part) for n, part in zip(planned.numbers, planned.frozen, strict=True)])
     assert rows_of(report.uri).equals(expected.sort("key_hash", "record_id"))
-

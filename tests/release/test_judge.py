@@ -46,7 +46,7 @@ def of_victim(**columns: pl.Expr) -> Damage:
 
     def damage(rows: pl.DataFrame) -> pl.DataFrame:
         changed = {name: pl.when(IS_VICTIM).then(expr).otherwise(pl.col(name)) for name, expr in columns.items()}
-        return rows.with_columns(**changed).cast(dict(rows.schema))
+        return rows.with_columns(**changed).cast(rows.schema)
 
     return damage
 
@@ -113,7 +113,8 @@ def test_a_record_in_both_results_and_dead_letters_is_named(installation: Instal
 
 
 @pytest.mark.parametrize(
-    ("column", "value"), [("acl", pl.lit("everyone")), ("record_class", pl.lit("public")), ("segment", pl.lit("de2")), ("acl", pl.lit(None))]
+    ("column", "value"),
+    [("acl", pl.lit("everyone")), ("record_class", pl.lit("public")), ("segment", pl.lit("de2")), ("acl", pl.lit(None))],
 )
 def test_a_row_that_did_not_inherit_is_named(installation: Installation, column: str, value: pl.Expr) -> None:
     verdict = judged(installation, of_victim(**{column: value}))
@@ -188,7 +189,7 @@ def test_an_answer_for_a_record_that_was_set_aside_is_found(installation: Instal
         values = {"outcome": pl.lit("result"), "dead_class": pl.lit(None), "attempt": pl.lit(1), "category": pl.lit("bug")}
         values |= {"summary": pl.lit("fine"), "entities": pl.lit([], rows.schema["entities"])}
         changed = {name: pl.when(is_empty).then(value).otherwise(pl.col(name)) for name, value in values.items()}
-        return rows.with_columns(**changed).cast(dict(rows.schema))
+        return rows.with_columns(**changed).cast(rows.schema)
 
     verdict = judged(installation, answered)
     assert failed(verdict) == [CheckName.COVERAGE]

@@ -141,7 +141,7 @@ def test_a_verdict_that_is_made_again_decides_with_the_limits_of_now(installatio
     second = judged_release(installation, number=2)
     third = judged_release(installation, number=3)
     go(installation, second)
-    with pytest.raises(GateFailedError, match="0.5 %"):
+    with pytest.raises(GateFailedError, match=r"0\.5 %"):
         publish(installation, job=JOB, version=third.version, alias=ALIAS, by="anna", checks=STRICT)
 
 

@@ -1,6 +1,16 @@
 """How shards become files, and what names a release."""
 
-from batch_assets.core.release import HASH_MAX, HASH_MIN, ReleaseFile, ShardSpan, file_name, file_ranges, release_digest, release_name, sha256_in
+from batch_assets.core.release import (
+    HASH_MAX,
+    HASH_MIN,
+    ReleaseFile,
+    ShardSpan,
+    file_name,
+    file_ranges,
+    release_digest,
+    release_name,
+    sha256_in,
+)
 
 
 def span(number: int, low: int, high: int, rows: int = 10) -> ShardSpan:

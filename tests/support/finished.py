@@ -19,6 +19,7 @@ from batch_assets.stores.register import CommittedShard, PlannedShard, VersionRo
 
 JOB = "tickets"
 ATTEMPT = "a1"
+SHARDS_PER_MERGE = 8
 ANSWER_SCHEMA = canonical_json(
     {
         "type": "object",
@@ -201,17 +202,19 @@ def outcome_rows(planned: Planned, *, shard: int, frozen: pl.DataFrame) -> pl.Da
         summary=pl.when(answered).then(pl.lit("fine")),
         entities=pl.when(answered).then(pl.concat_list(pl.struct(kind=pl.lit("order"), text=pl.lit("A-1")))),
     )
-    return rows.select(schema.names()).cast(dict(schema))
+    return rows.select(schema.names()).cast(schema)
 
 
 def answer_version(installation: Installation, planned: Planned, *, damage: Damage | None = None) -> None:
-    """One MERGE per shard, as damaged."""
+    """MERGEs of several shards each, as damaged."""
     row = planned.row
     outcomes = installation.outcomes(job=row.job, version=row.name, answer_schema=planned.spec.answer_schema)
     outcomes.create()
-    for shard, frozen in zip(planned.numbers, planned.frozen, strict=True):
-        rows = outcome_rows(planned, shard=shard, frozen=frozen)
-        outcomes.merge(damage(rows) if damage else rows, [shard], still_mine=lambda: None)
+    shards = list(zip(planned.numbers, planned.frozen, strict=True))
+    for start in range(0, len(shards), SHARDS_PER_MERGE):
+        some = shards[start : start + SHARDS_PER_MERGE]
+        rows = pl.concat([outcome_rows(planned, shard=shard, frozen=frozen) for shard, frozen in some])
+        outcomes.merge(damage(rows) if damage else rows, [shard for shard, _ in some], still_mine=lambda: None)
 
 
 def commit_version(installation: Installation, planned: Planned, *, leave_out: Sequence[int] = ()) -> None:
@@ -224,9 +227,7 @@ def commit_version(installation: Installation, planned: Planned, *, leave_out: S
     generation = register.take_lead(job=job, version=name, holder="test", seen=register.lead(job, name))
     assert generation is not None
     done = [shard for shard in planned.numbers if shard not in leave_out]
-    register.commit(
-        job=job, version=name, generation=generation, shards=[CommittedShard(number=each, round=0) for each in done]
-    )
+    register.commit(job=job, version=name, generation=generation, shards=[CommittedShard(number=each, round=0) for each in done])
     register.leave_lead(job=job, version=name, generation=generation)
     if not leave_out:
         register.finish_version(job=job, version=name)
