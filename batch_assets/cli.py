@@ -38,6 +38,7 @@ models_app = typer.Typer(help="Model folders: digest, pin, smollm2.", no_args_is
 app.add_typer(models_app, name="models")
 schema_app = typer.Typer(help="Published schemas.", no_args_is_help=True)
 app.add_typer(schema_app, name="schema")
+DEMO_JOB = "jobs/ticket_summaries/job.yaml"
 PIPE_COLUMNS = 400  # nothing is cut when the output goes to a file or a pipe
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -303,7 +304,7 @@ def run(
     summary = RunSummary.of(
         installation,
         job=target.name,
-        alias=alias,
+        alias=f"{alias}__pilot" if pilot else alias,
         version=ended.version,
         before=before,
         live_before=live_before.release_id if live_before else None,
@@ -460,7 +461,9 @@ def judge(
     row = _select(installation, target, version)
     job_file_now = _load(target).job_file
     release = build_release(installation, job=target.name, version=row.name)
-    verdict = judge_release(installation, job=target.name, release_id=release.release_id, checks=CheckSettings.of(job_file_now.checks))
+    verdict = judge_release(
+        installation, job=target.name, release_id=release.release_id, alias=_alias(target), checks=CheckSettings.of(job_file_now.checks)
+    )
     if json_:
         _print_json({"schema_version": 1, "job": target.name, "job_version": row.name, "release": release.release_id, **verdict.as_json()})
     else:
@@ -571,13 +574,13 @@ def doctor(root: RootOption = None, json_: JsonOption = False) -> None:
 
 @app.command()
 def demo(
-    root: RootOption = None,
-    tickets: Annotated[Path | None, typer.Option("--job", help="Another job folder than jobs/ticket_summaries.")] = None,
+    root: RootOption = None, job_file: Annotated[Path, typer.Option("--job", help="A job over tickets.jsonl.")] = Path(DEMO_JOB)
 ) -> None:
     """The main job on the embedded defaults with a real model, one worker killed on purpose, every printed figure checked."""
-    from batch_assets.demo import run_demo
+    from batch_assets.demo import run_demo  # dagster
 
-    raise typer.Exit(int(run_demo(_settings(root), job_file=tickets)))
+    settings = _settings(root or os.environ.get("GRISTMILL_ROOT") or ".demo")
+    raise typer.Exit(int(run_demo(settings, job_file=job_file.resolve())))
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ class Kill:
 def run_demo(settings: Settings, *, job_file: Path) -> ExitCode:
     """Fresh installation, one run with a kill, one run more that must cost nothing. Prints as it goes."""
     _fresh_root(settings)
+    os.environ.setdefault("TQDM_DISABLE", "1")  # the conversion's bars are no output of the demo
     models = Path(os.environ.setdefault("MODELS", str(Path(settings.root) / "models")))
     manifest = smollm2(models / SMOLLM2_NAME)
     started_s = time.monotonic()

@@ -7,7 +7,7 @@ attached, so that the command line ends with its exit code.
 
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ from batch_assets.flows.release import ReleaseReport, build_release
 from batch_assets.stores.installation import Installation
 from batch_assets.stores.job_folders import Job
 from batch_assets.stores.models import verify_model
-from batch_assets.stores.register import ShardRow
+from batch_assets.stores.register import ShardRow, VersionRow
 from batch_assets.stores.snapshots import pin_snapshot
 from resources import GristmillResource
 
@@ -39,7 +39,7 @@ Context = dg.AssetExecutionContext | dg.OpExecutionContext
 SENSOR_TAG = "dagster/sensor_name"
 BACKFILL_TAG = "dagster/backfill"
 TERMINAL_TAG = "gristmill/terminal"  # set by `gristmill run`: progress goes to the terminal as a live view
-VERSIONS_NAMED = 3
+PILOT_SUFFIX = "__pilot"
 
 
 class PublishConfig(dg.Config):
@@ -224,11 +224,14 @@ def answer_shards(context: Context, gristmill: GristmillResource, graph: JobGrap
 def answer_version(
     context: Context, installation: Installation, job: Job, graph: JobGraph, *, version: str, numbers: Collection[int] | None
 ) -> SupervisionReport:
-    """Supervise one version; `numbers` None = all its shards. A person's launch lifts holds that wait for one: approval, a cancelled run."""
+    """Supervise one version; `numbers` None = all its shards. A person's launch lifts what waits for one: blocked shards, approval, cancelled."""
     row = installation.register.resolve(graph.name, version)
-    if row.hold in (HoldReason.APPROVAL, HoldReason.CANCELLED) and SENSOR_TAG not in context.run.tags:
-        installation.register.lift_version_hold(job=graph.name, version=row.name)
-    with progress_view(to_terminal=TERMINAL_TAG in context.run.tags and sys.stderr.isatty(), log=context.log.info) as show:
+    if SENSOR_TAG not in context.run.tags:
+        installation.register.unblock(job=graph.name, version=row.name, shards=numbers)
+        if row.hold in (HoldReason.APPROVAL, HoldReason.CANCELLED):
+            installation.register.lift_version_hold(job=graph.name, version=row.name)
+    to_terminal = TERMINAL_TAG in context.run.tags and sys.stderr.isatty()
+    with progress_view(to_terminal=to_terminal, log=_progress_log(context)) as show:
         report = supervise(
             installation,
             job=graph.name,
@@ -244,6 +247,17 @@ def answer_version(
     if report.pending or report.blocked or report.held:
         raise NotFinishedError(_left(graph.name, row.name, report))
     return report
+
+
+def _progress_log(context: Context) -> Callable[[str], None]:
+    """Plain progress lines go to the run's log; of a run that was started by a command, to its stderr as well."""
+
+    def log(line: str) -> None:
+        context.log.info(line)
+        if TERMINAL_TAG in context.run.tags:
+            sys.stderr.write(f"{line}\n")
+
+    return log
 
 
 def _announce(context: Context, graph: JobGraph, recipe_digest: str, shards: Sequence[ShardRow]) -> None:
@@ -275,9 +289,10 @@ def _left(job: str, version: str, report: SupervisionReport) -> Problem:
 def release_version(context: Context, gristmill: GristmillResource, graph: JobGraph, *, version: str) -> tuple[ReleaseReport, Verdict]:
     """Build the candidate (or find it) and judge it; the verdict is recorded, and the checks show it."""
     with opened(gristmill) as installation:
-        _known(context, installation, graph, version)
+        row = _known(context, installation, graph, version)
         report = build_release(installation, job=graph.name, version=version)
-        verdict = judge(installation, job=graph.name, release_id=report.release_id, checks=check_settings(gristmill.job(graph.job_file)))
+        checks = check_settings(gristmill.job(graph.job_file))
+        verdict = judge(installation, job=graph.name, release_id=report.release_id, alias=alias_of(graph.alias, row), checks=checks)
         context.log_event(dg.AssetMaterialization(graph.key("dead_letters"), metadata=metadata.of_dead_letters(report)))
         return report, verdict
 
@@ -294,27 +309,33 @@ def publish_version(
     with opened(gristmill) as installation:
         _one_target(context, graph, versions)
         version = versions[0]
-        _known(context, installation, graph, version)
+        alias = alias_of(graph.alias, _known(context, installation, graph, version))
         by = config.by or "unverified"
         if config.rollback:
-            report = rollback(installation, job=graph.name, alias=graph.alias, version=version, reason=config.reason, by=by)
+            report = rollback(installation, job=graph.name, alias=alias, version=version, reason=config.reason, by=by)
         else:
             report = publish(
                 installation,
                 job=graph.name,
                 version=version,
-                alias=graph.alias,
+                alias=alias,
                 by=by,
                 reason=config.reason or None,
                 override=config.override or None,
                 checks=check_settings(gristmill.job(graph.job_file)),
             )
-        log_table(context, installation, graph, changed=report.changed)
+        if alias == graph.alias:
+            log_table(context, installation, graph, changed=report.changed)
         return report
 
 
+def alias_of(alias: str, row: VersionRow) -> str:
+    """Where a version is published: a pilot never moves what readers of the job get."""
+    return f"{alias}{PILOT_SUFFIX}" if row.pilot_records is not None else alias
+
+
 def _is_live(installation: Installation, graph: JobGraph, version: str) -> bool:
-    live = installation.aliases().read(graph.alias)
+    live = installation.aliases().read(alias_of(graph.alias, installation.register.version(graph.name, version)))
     return live is not None and live.job == graph.name and live.version == version
 
 
@@ -344,10 +365,10 @@ def log_table(context: Context, installation: Installation, graph: JobGraph, *, 
     context.log_event(event(graph.table_key, metadata=details, tags=tags))
 
 
-def _known(context: Context, installation: Installation, graph: JobGraph, version: str) -> None:
+def _known(context: Context, installation: Installation, graph: JobGraph, version: str) -> VersionRow:
     """Refuse an invented partition key in words, and remove it."""
     try:
-        installation.register.version(graph.name, version)
+        return installation.register.version(graph.name, version)
     except GristmillError:
         context.instance.delete_dynamic_partition(f"{graph.name}_versions", version)
         raise

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks import bookkeeping, memory, throughput
+from benchmarks import bookkeeping, by_part, memory, throughput
 from benchmarks.results import FOLDER, QUICK_FOLDER, Met, Report
 from benchmarks.table import write_table
 
@@ -30,6 +30,7 @@ class Which(StrEnum):
 
 def main(
     which: Annotated[Which, typer.Argument(help="what to measure; `table` only writes README's table anew")] = Which.ALL,
+    *,
     quick: Annotated[bool, typer.Option("--quick", help="small sizes, to see that everything runs; writes results/quick")] = False,
     pairs: Annotated[int | None, typer.Option(min=1, help="throughput: alternating pairs for each contest with a bar")] = None,
     models: Annotated[str | None, typer.Option(help="throughput: tiny, smollm2, or both with a comma")] = None,
@@ -47,6 +48,8 @@ def main(
             _throughput_sizes(quick=quick, pairs=pairs, models=models, engine_core=engine_core), quick=quick, keep=keep
         ),
         Which.BOOKKEEPING: lambda: bookkeeping.run(_bookkeeping_sizes(quick=quick, repeats=repeats), quick=quick, keep=keep),
+        Which.PLANNER: lambda: by_part.run_planner(quick=quick),
+        Which.RELEASE: lambda: by_part.run_release(quick=quick),
         Which.MEMORY: lambda: memory.run(memory.Sizes.quick() if quick else memory.Sizes(), quick=quick, keep=keep),
     }
     folder = results or (QUICK_FOLDER if quick else FOLDER)
@@ -65,7 +68,9 @@ def _throughput_sizes(*, quick: bool, pairs: int | None, models: str | None, eng
         names = tuple(models.split(","))
         unknown = sorted(set(names) - set(throughput.MODELS))
         if unknown:
-            raise typer.BadParameter(f"{', '.join(unknown)} is no model of ours; there are {', '.join(throughput.MODELS)}", param_hint="--models")
+            raise typer.BadParameter(
+                f"{', '.join(unknown)} is no model of ours; there are {', '.join(throughput.MODELS)}", param_hint="--models"
+            )
         sizes = replace(sizes, models=names)
     return sizes if pairs is None else replace(sizes, pairs=pairs, short_pairs=min(pairs, sizes.short_pairs))
 

@@ -13,10 +13,9 @@ from typing import Any
 from benchmarks import results
 from benchmarks.children import run_part
 from benchmarks.results import Measurement, Report, Target
-from benchmarks.stages import answer_all, leading, script_file, settings_of
+from benchmarks.stages import answer_all, leading, opened, script_file
 from benchmarks.workloads import Workload, answers_of, write_answers, write_job
 from benchmarks.workplace import workplace
-from batch_assets.stores.installation import Installation
 from tests.support.models import stub_model
 
 ROWS_PER_S = Target(goal=40_000, bar=20_000)
@@ -52,7 +51,13 @@ def run(sizes: Sizes, *, quick: bool, keep: bool = False) -> Report:
             committer.append(_committer(_planned(folder / "committer", sizes), sizes))
     return Report(
         benchmark="bookkeeping",
-        sizes={"records": sizes.records, "record_bytes": TEXT_BYTES, "summary_bytes": SUMMARY_BYTES, "shard_records": sizes.shard_records, "workers": WORKERS},
+        sizes={
+            "records": sizes.records,
+            "record_bytes": TEXT_BYTES,
+            "summary_bytes": SUMMARY_BYTES,
+            "shard_records": sizes.shard_records,
+            "workers": WORKERS,
+        },
         measurements=[
             _measurement("pipeline, first put to last commit", pipeline, quick=quick),
             _measurement("committer alone, shards in random order", committer, quick=quick),
@@ -89,10 +94,9 @@ def _pipeline(planned: _Planned, sizes: Sizes) -> Mapping[str, Any]:
 
 
 def _committer(planned: _Planned, sizes: Sizes) -> Mapping[str, Any]:
-    installation = Installation.open(settings_of(planned.root, engine="scripted"))
-    with leading(installation, version=planned.version) as generation:
+    with opened(planned.root, engine="scripted") as installation, leading(installation, version=planned.version) as generation:
         answered_s = answer_all(installation, version=planned.version, generation=generation, workers=WORKERS, speed={})
-    facts = run_part("commit-shuffled", "--version", planned.version, root=planned.root).facts
+    facts = run_part("commit", "--shuffled", "--version", planned.version, root=planned.root).facts
     assert facts["rows"] == sizes.records, f"{facts['rows']} of {sizes.records} rows were committed"
     return {"rows_per_s": sizes.records / facts["commit_s"], "answered_before_s": answered_s, **facts}
 

@@ -17,6 +17,7 @@ from benchmarks.results import REPOSITORY
 
 SETTLE_S = 0.3  # imports have returned; the allocator may still hand pages back
 LOG_LINES = 15
+INTERRUPT_S = 45.0  # a fleet gives its workers 30 s
 QUIET = {
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
@@ -48,13 +49,14 @@ def run_part(
     environment: Mapping[str, str] | None = None,
     until: Callable[[], None] | None = None,
 ) -> PartRun:
-    """Runs one part to its end. `cores`: on these alone. `until`: when it returns, the part is told to end (SIGTERM). Raises RuntimeError."""
+    """Runs one part to its end, or raises RuntimeError. `cores`: on these alone. When `until` returns, it is told to end (SIGTERM)."""
     module = "benchmarks.part"
     command = pinned.command(cores, module) if cores else (sys.executable, "-m", module)
     log = root / "logs" / f"part-{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as errors:
-        child = subprocess.Popen(
+    with (
+        log.open("ab") as errors,
+        subprocess.Popen(
             [*command, name, "--root", str(root), "--engine", engine, *arguments],
             cwd=REPOSITORY,
             env={**os.environ, **QUIET, **(environment or {})},
@@ -62,12 +64,22 @@ def run_part(
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-        )
+        ) as child,
+    ):
+        try:
+            return _measured(child, name, log, until)
+        except BaseException:
+            _end(child)
+            raise
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """An interrupt first: a supervisor stops its workers then, and killed at once it would leave them."""
+    child.send_signal(signal.SIGINT)
     try:
-        return _measured(child, name, log, until)
-    finally:
+        child.wait(INTERRUPT_S)
+    except subprocess.TimeoutExpired:
         child.kill()
-        child.wait()
 
 
 def _measured(child: subprocess.Popen[str], name: str, log: Path, until: Callable[[], None] | None) -> PartRun:
@@ -82,7 +94,6 @@ def _measured(child: subprocess.Popen[str], name: str, log: Path, until: Callabl
             until()
             child.send_signal(signal.SIGTERM)
         facts = _line_of(child, name, log)
-    child.stdin.close()
     child.wait()
     return PartRun(facts=facts, baseline_mb=baseline_mb, peak_mb=max(meter.peak_mb, baseline_mb), samples=meter.samples)
 

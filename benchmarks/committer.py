@@ -33,7 +33,7 @@ def main() -> None:
         _shuffle(planned, seed=options.seed)
         committer = Committer(planned.installation, job=planned.job, version=planned.version, generation=generation)
         before_mb = _peak_mb()
-        profile = cProfile.Profile() if options.profile else None
+        profile = cProfile.Profile(time.process_time) if options.profile else None
         if profile:
             profile.enable()
         started_s, cpu_s, step_s, steps = time.perf_counter(), time.process_time(), [], []

@@ -4,8 +4,6 @@ Each part runs in a fresh process on what the part before it left. Narrow rows (
 them per-record state that should not be there shows soonest.
 """
 
-import os
-import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from batch_assets.fleet.local import LocalFleet
-from batch_assets.stores.installation import Installation
 from benchmarks import results
 from benchmarks.children import PartRun, run_part
 from benchmarks.results import Measurement, Report, Target
-from benchmarks.stages import leading, settings_of, wait_until_staged
+from benchmarks.stages import leading, opened, wait_until_heard, wait_until_staged
 from benchmarks.workloads import JOB, SHORT_PROMPT, Workload, category_only, write_job
 from benchmarks.workplace import workplace
 from tests.support.models import stub_model
@@ -94,21 +91,17 @@ def _measured(records: int, *, keep: bool) -> Mapping[str, PartRun]:
 
 def _worker(root: Path, version: str) -> PartRun:
     """One worker is measured; another answers beside it, so that ten million records take half as long."""
-    settings = settings_of(root, engine="scripted")
-    installation = Installation.open(settings)
-    register = installation.register
-    with leading(installation, version=version) as generation:
-        register.want(job=JOB, version=version, shards=None)
-        register.worker_started(worker_id=WORKER_ID, job=JOB, version=version, host=socket.gethostname(), pid=os.getpid())
+    with opened(root, engine="scripted") as installation, leading(installation, version=version) as generation:
+        installation.register.want(job=JOB, version=version, shards=None)
         helper = LocalFleet(installation, job=JOB, version=version, generation=generation, speed={})
-        helper.start(1)
+
+        def answered() -> None:
+            wait_until_heard(installation, version=version, worker_id=WORKER_ID)
+            helper.start(1)
+            wait_until_staged(installation, version=version, look=lambda: None)
+
         try:
-            return run_part(
-                "worker",
-                *("--version", version, "--worker-id", WORKER_ID),
-                root=root,
-                environment=settings.as_environment(),
-                until=lambda: wait_until_staged(installation, version=version, look=lambda: None),
-            )
+            arguments = ("--version", version, "--worker-id", WORKER_ID)
+            return run_part("worker", *arguments, root=root, environment=installation.settings.as_environment(), until=answered)
         finally:
             helper.stop()

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.pinned 0,1 MODULE ARGUMENTS…`: becomes `python -m MODULE ARGUMENTS…` on these cores alone, before it imports anything.
+"""`python -m benchmarks.pinned 0,1 MODULE ARGUMENTS…`: becomes `python -m MODULE ARGUMENTS…` on these cores alone.
 
 Libraries size their thread pools by the cores they find, so a process is pinned before it starts, not after.
 """

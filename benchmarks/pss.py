@@ -7,6 +7,7 @@ import threading
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import psutil
 
@@ -43,7 +44,7 @@ class PssMeter:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="pss", daemon=True)
 
-    def __enter__(self) -> "PssMeter":
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

@@ -1,8 +1,8 @@
 """Release and gate: peak memory and rows/s of build + judge at two sizes, each case in a process of its own.
 
-`python benchmarks/release.py [ROWS_SMALL ROWS_LARGE]` (0.2 M and 2 M narrow rows unless said otherwise) prints one JSON object. The finished
-version is made by tests/support/finished.py in another process. Memory is VmHWM of the measured process, which has no children; the
-baseline is what the same process has after its imports. The copy is the same table, read and written by polars in one stream.
+`python benchmarks/release.py [ROWS_SMALL ROWS_LARGE]` (0.2 M and 2 M narrow rows unless said otherwise) prints one JSON object. The
+finished version is made by tests/support/finished.py in another process. Memory is VmHWM of the measured process, which has no children;
+the baseline is what the same process has after its imports. The copy is the same table, read and written by polars in one stream.
 """
 
 import json

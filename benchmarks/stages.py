@@ -1,4 +1,4 @@
-"""The stages of the pipeline as benchmarks run them: an installation of its own, a plan, workers, commits; and the clocks they leave behind.
+"""The pipeline as benchmarks run it: an installation of its own, a lead, workers; and the clocks that its stages leave behind.
 
 The parts are the product's own; only what Dagster does around them is left out. What is measured belongs to the benchmarks themselves.
 """
@@ -38,6 +38,16 @@ def settings_of(root: Path, *, engine: str) -> Settings:
         engine=engine,
         engine_script=str(script) if script.exists() else None,
     )
+
+
+@contextmanager
+def opened(root: Path, *, engine: str) -> Iterator[Installation]:
+    """The installation of a benchmark's root."""
+    installation = Installation.open(settings_of(root, engine=engine))
+    try:
+        yield installation
+    finally:
+        installation.register.close()
 
 
 def job_file(root: Path) -> Path:
@@ -105,6 +115,16 @@ def wait_until_staged(installation: Installation, *, version: str, look: Callabl
         if time.monotonic() > until_s:
             raise TimeoutError(f"{open_shards(installation, version=version)} shards are not staged after {ANSWER_S_MAX:.0f} s")
         look()
+        time.sleep(POLL_S)
+
+
+def wait_until_heard(installation: Installation, *, version: str, worker_id: str) -> None:
+    """Until the worker's first heartbeat: it has loaded its engine and can be told to end."""
+    register = installation.register
+    until_s = time.monotonic() + ANSWER_S_MAX
+    while not any(row.worker_id == worker_id and row.heartbeats > 0 for row in register.workers(JOB, version, alive_only=True)):
+        if time.monotonic() > until_s:
+            raise TimeoutError(f"worker {worker_id} has not been heard of after {ANSWER_S_MAX:.0f} s")
         time.sleep(POLL_S)
 
 

@@ -30,8 +30,9 @@ def table(folder: Path) -> str:
 def _lines(report: Mapping[str, Any]) -> Iterator[str]:
     machine = report["machine"]
     changed = " with uncommitted changes" if report["uncommitted_changes"] else ""
-    yield f"**{report['benchmark']}**: {report['date'][:10]}, commit {(report['commit'] or 'unknown')[:7]}{changed}, {machine['cpu']}, "
-    yield f"{machine['cores_usable']} cores, {machine['memory_gb']:g} GB, load {machine['load_1m']:g} before; took {report['seconds'] / 60:.0f} min."
+    yield f"**{report['benchmark']}**: {report['date'][:10]}, commit {(report['commit'] or 'unknown')[:7]}{changed},"
+    yield f"{machine['cpu']}, {machine['cores_usable']} cores, {machine['memory_gb']:g} GB,"
+    yield f"load {machine['load_1m']:g} before; {report['seconds'] / 60:.0f} min."
     yield ""
     yield HEADER
     yield "|---|---|---|---|---|---|---|"

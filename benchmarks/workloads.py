@@ -23,7 +23,7 @@ PHRASES = 4096
 PHRASE_WORDS = 8
 WORD_BYTES_MIN = 6  # with its blank; the average is longer, and the text is cut
 ROW_GROUP_ROWS = 100_000
-WORDS = (
+WORDS = (  # noqa: SIM905  words, not quotes
     "invoice login refund crash export password shipping label price language account update screen button report filter yesterday again "
     "customer number window please cannot would after before always without another question because support manager different delivery "
     "monday morning office printer contract payment transfer balance address signature calendar meeting attachment browser version"

@@ -23,7 +23,8 @@ HASH_HIGH: Final = HASH_OFFSET - 1
 
 # What `str.strip` takes, and characters that show nothing: zero-width, direction marks, invisible operators, byte order mark.
 BLANK_CHARACTERS: Final = (
-    "\t\n\x0b\x0c\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
+    "\t\n\x0b\x0c\r\x1c\x1d\x1e\x1f \x85\xa0\u1680"
+    "\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
     "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e"
     "\u2060\u2061\u2062\u2063\u2064\u2066\u2067\u2068\u2069\u3164\ufe0f\ufeff\uffa0"
 )
@@ -69,7 +70,7 @@ def hash_ranges(lows: Sequence[int]) -> list[tuple[int, int]]:
 # ---- what is set aside
 
 
-def set_aside(  # noqa: PLR0913  the facts of one record
+def set_aside(  # noqa: PLR0911  one return per class
     *,
     copies: int,
     malformed: str | None,
@@ -128,7 +129,7 @@ def _all_fit(found: set[str], types: frozenset[str]) -> bool:
     return found <= types | {"null"}
 
 
-def _column_problem(  # noqa: PLR0913, PLR0917  one column and the one rule for it
+def _column_problem(  # noqa: PLR0917  one column and the one rule for it
     column: str,
     use: str,
     types: frozenset[str],

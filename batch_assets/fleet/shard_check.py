@@ -4,14 +4,15 @@ Nothing a worker wrote is believed but the answer fields, which are validated ag
 frozen input, the recipe from the version, the worker's name from the fence of the epoch. Pure: frames in, frames out.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from operator import attrgetter
+from itertools import repeat
 from typing import Any, Final
 
 import polars as pl
 
-from batch_assets.core.answers import AnswerChecker, InvalidAnswer
+from batch_assets.core.answers import AnswerChecker, CheckedAnswer, InvalidAnswer
 from batch_assets.core.records import SET_ASIDE_CLASSES, TO_ANSWER, DeadClass, Outcome
 from batch_assets.core.shard_log import Answered, Dead, Folded
 from batch_assets.stores.outcomes import SYSTEM_SCHEMA
@@ -117,37 +118,31 @@ def check_shard(
     )
 
 
-def _logged(folded: Folded, own: set[str], checker: AnswerChecker) -> tuple[pl.DataFrame, dict[str, int]]:
+def _logged(folded: Folded, own: set[str], checker: AnswerChecker) -> tuple[pl.DataFrame, Counter[str]]:
     """Terminal entries of own ids that pass, and how many did not, by class."""
-    refused: dict[str, int] = {}
-    answers: list[Answered] = []
-    texts: list[str] = []
     check = checker.check
-    for record_id, entry in folded.answered.items():
-        if record_id in own:
-            checked = check(entry.answer, "stop")
-            if isinstance(checked, InvalidAnswer):
-                refused[checked.dead_class] = refused.get(checked.dead_class, 0) + 1
-            else:
-                answers.append(entry)
-                texts.append(checked.json_text)
-    dead = [entry for record_id, entry in folded.dead.items() if record_id in own and entry.dead_class in WORKER_CLASSES]
-    return pl.concat([_answered_frame(answers, texts), _dead_frame(dead)]), refused
+    answers = [entry for entry in folded.answered.values() if entry.record_id in own]
+    checked = [check(entry.answer, "stop") for entry in answers]
+    refused = Counter(each.dead_class.value for each in checked if isinstance(each, InvalidAnswer))
+    passed = [(entry, each.json_text) for entry, each in zip(answers, checked, strict=True) if isinstance(each, CheckedAnswer)]
+    dead = [entry for entry in folded.dead.values() if entry.record_id in own and entry.dead_class in WORKER_CLASSES]
+    return pl.concat([_answered_frame(passed), _dead_frame(dead)]), refused
 
 
-def _column(entries: Sequence[Any], name: str) -> list[Any]:
-    return list(map(attrgetter(name), entries))
-
-
-def _answered_frame(entries: Sequence[Answered], texts: Sequence[str]) -> pl.DataFrame:
-    names = ("record_id", "attempt", "epoch", "tokens_prompt", "tokens_cached", "tokens_output")
-    columns = {name: _column(entries, name) for name in names}
-    return _as_logged({**columns, "answer": texts}, outcome=Outcome.RESULT)
+def _answered_frame(passed: Sequence[tuple[Answered, str]]) -> pl.DataFrame:
+    columns = _columns(Answered, [entry for entry, _ in passed])
+    return _as_logged({**columns, "answer": [text for _, text in passed]}, outcome=Outcome.RESULT)
 
 
 def _dead_frame(entries: Sequence[Dead]) -> pl.DataFrame:
-    columns = {name: _column(entries, name) for name in ("record_id", "attempt", "epoch", "dead_class")}
-    return _as_logged({**columns, "error": [entry.error[:ERROR_CHARACTERS_MAX] for entry in entries]}, outcome=Outcome.DEAD_LETTER)
+    columns = _columns(Dead, entries)
+    return _as_logged({**columns, "error": [text[:ERROR_CHARACTERS_MAX] for text in columns["error"]]}, outcome=Outcome.DEAD_LETTER)
+
+
+def _columns(kind: type[Answered | Dead], entries: Sequence[Answered | Dead]) -> dict[str, Sequence[Any]]:
+    """What of an entry goes into a row, by column; the worker's name does not."""
+    turned = zip(*entries, strict=True) if entries else repeat(())
+    return {name: values for name, values in zip(kind._fields, turned, strict=False) if name in LOGGED_SCHEMA}
 
 
 def _as_logged(columns: Mapping[str, Sequence[Any]], *, outcome: Outcome) -> pl.DataFrame:

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 import polars as pl
@@ -53,7 +53,7 @@ class Buckets:
         self._coarse_bits = min(self.bits, FAN_OUT_BITS)
         self._spill = Spill(folder, [bucket_low(bucket, self._coarse_bits) for bucket in range(1 << self._coarse_bits)])
 
-    def __enter__(self) -> "Buckets":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -161,7 +161,7 @@ def _labels(rules: InputRules) -> pl.Expr:
 def _key_hashes(record_ids: pl.Series) -> pl.Series:
     """`core.records.key_hash` of each; a loop in numpy's buffer, because it is run for every record of a source."""
     sha256 = hashlib.sha256
-    digests = b"".join([sha256(record_id).digest()[:8] for record_id in record_ids.cast(pl.Binary)])
+    digests = b"".join([sha256(record_id).digest()[:8] for record_id in record_ids.cast(pl.Binary).to_list()])
     return pl.Series("key_hash", np.frombuffer(digests, dtype=">i8").astype(np.int64))
 
 

@@ -97,7 +97,7 @@ class Freezer:
     def _write(self, frame: pl.DataFrame, *, low: int) -> None:
         number = FIRST_SHARD + len(self._shards)
         schema = frozen_schema(self.limit.placeholders)
-        sha256 = self.frozen.write(number, frame.with_row_index("position").select(list(schema)).cast(schema))
+        sha256 = self.frozen.write(number, frame.with_row_index("position").select(list(schema)).cast(pl.Schema(schema)))
         to_answer = frame.filter(pl.col("disposition") == TO_ANSWER).height
         self._shards.append(
             PlannedShard(number=number, rows=frame.height, to_answer=to_answer, hash_low=low, hash_high=low, input_sha256=sha256)
@@ -179,6 +179,6 @@ def _record_digests(rows: pl.DataFrame, fields: list[str]) -> pl.Series:
         text = pl.col(name)
         some = pl.concat_str(pl.lit(f"{name}="), text.str.len_bytes().cast(pl.String), pl.lit(":"), text, pl.lit(";"))
         parts.append(pl.when(text.is_null()).then(pl.lit(f"{name}=-;")).otherwise(some))
-    content = rows.select(pl.concat_str(parts).cast(pl.Binary)).to_series()
+    content = rows.select(pl.concat_str(parts).cast(pl.Binary)).to_series().to_list()
     sha256 = hashlib.sha256
     return pl.Series("record_digest", [sha256(text).hexdigest() for text in content], dtype=pl.String)

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import polars as pl
@@ -86,10 +86,10 @@ def plan(
     row = _equal(installation, spec)
     if row is not None and row.state is not VersionState.PLANNING:
         return _report(installation, spec, row, limit, kind="unchanged", started_s=started_s)
-    _make(installation, job, spec, limit, by_sensor=by_sensor, progress=progress)
+    reason = _make(installation, job, spec, limit, by_sensor=by_sensor, progress=progress)
     made = _equal(installation, spec)
     assert made is not None, "the version that was activated just now is not found"
-    return _report(installation, spec, made, limit, kind=made.kind, started_s=started_s)
+    return replace(_report(installation, spec, made, limit, kind=made.kind, started_s=started_s), approval_reason=reason)
 
 
 def _make(
@@ -100,7 +100,8 @@ def _make(
     *,
     by_sensor: bool,
     progress: Callable[[str], object],
-) -> None:
+) -> str | None:
+    """Why it waits for approval; None when it does not."""
     folder = installation.settings.state / "tmp"
     with Buckets(spec.snapshot, spec.input_rules, folder=folder, pilot=spec.pilot_records) as buckets:
         progress(f"reading {spec.snapshot.label}")
@@ -111,12 +112,11 @@ def _make(
         progress(f"{buckets.tally.rows:,} records; writing the shards of {row.name}")
         installation.specs().write(job.name, row.name, spec)
         reason = _approval_reason(installation, job, spec, records=buckets.tally.rows, by_sensor=by_sensor)
-        _freeze(installation, row, spec, limit, buckets, reason)
+        _freeze(installation, row, spec, limit, buckets, held=reason is not None)
+        return reason
 
 
-def _freeze(
-    installation: Installation, row: VersionRow, spec: VersionSpec, limit: PromptLimit, buckets: Buckets, approval: str | None
-) -> None:
+def _freeze(installation: Installation, row: VersionRow, spec: VersionSpec, limit: PromptLimit, buckets: Buckets, *, held: bool) -> None:
     attempt = secrets.token_hex(6)
     frozen = installation.frozen_input(job=row.job, version=row.name, attempt=attempt)
     freezer = Freezer(frozen=frozen, limit=limit, shard_records=spec.shard_records, bits=buckets.bits)
@@ -132,7 +132,7 @@ def _freeze(
         records=buckets.tally.rows,
         surplus=freezer.surplus,
         set_aside_by_class=freezer.set_aside_by_class,
-        hold=HoldReason.APPROVAL if approval else None,
+        hold=HoldReason.APPROVAL if held else None,
     )
 
 
@@ -243,7 +243,7 @@ def _repeated_ids(tally: Tally, spec: VersionSpec) -> Problem:
         what=f"some ids stand in more than one row: {_named(tally.repeated_examples, tally.repeated)}",
         expected="each id once",
         found=f"{tally.repeated:,} rows too many",
-        fix="remove them from the source, or write  duplicates: set_aside  under input: (each such id becomes one dead letter duplicate_id)",
+        fix="remove them from the source, or write  duplicates: set_aside  under input: (such an id becomes one dead letter)",
     )
 
 
@@ -317,9 +317,10 @@ def _prompt_tokens(installation: Installation, row: VersionRow, limit: PromptLim
     frame = frozen.read(FIRST_SHARD, shard.input_sha256).filter(pl.col("disposition") == TO_ANSWER)
     if frame.is_empty():
         return 0.0, 0.0
-    size = frame.select(limit.bytes).to_series()
-    sample = frame.head(SAMPLE_RECORDS).iter_rows(named=True)
-    tokens = sum(tokens_of(record, limit) or 0 for record in sample)
-    tokens_per_byte = tokens / max(1, int(size.head(SAMPLE_RECORDS).sum()))
+    size = frame.select(limit.bytes.cast(pl.Float64).alias("bytes"))
+    mean_bytes, p99_bytes = size.select(pl.col("bytes").mean(), pl.col("bytes").quantile(0.99).alias("p99")).row(0)
+    sample = frame.head(SAMPLE_RECORDS)
+    tokens = sum(tokens_of(record, limit) or 0 for record in sample.iter_rows(named=True))
+    tokens_per_byte = tokens / max(1.0, size.head(SAMPLE_RECORDS)["bytes"].sum())
     fixed = limit.renderer.template_tokens
-    return fixed + tokens_per_byte * float(size.mean()), fixed + tokens_per_byte * float(size.quantile(0.99, "nearest"))
+    return round(fixed + tokens_per_byte * mean_bytes, 1), round(fixed + tokens_per_byte * p99_bytes, 1)

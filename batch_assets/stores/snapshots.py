@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import polars as pl
+from deltalake import DeltaTable
 
 from batch_assets.core.errors import Problem, RefusedError
 from batch_assets.core.spec import PinnedFile, Snapshot, SourceKind
@@ -65,6 +66,7 @@ def kind_of(uri: str) -> SourceKind:
 
 def pin_snapshot(uri: str, kind: SourceKind) -> Snapshot:
     """What is there now. Delta: table id and newest version, whose files exist; else every file's sha256. Raises RefusedError."""
+    _refuse_remote(uri)
     if kind is SourceKind.DELTA:
         table = open_delta(uri)
         delta_files(table, root=uri)
@@ -77,6 +79,7 @@ def source_columns(uri: str, kind: SourceKind) -> dict[str, str]:
 
     JSON Lines: what the first lines of each file hold (`text`, `number`, `text|number`, …).
     """
+    _refuse_remote(uri)
     match kind:
         case SourceKind.DELTA:
             return delta_columns(open_delta(uri))
@@ -192,7 +195,7 @@ def _joined(types: Iterable[str]) -> str:
 # ---- reading
 
 
-def _pinned_table(snapshot: Snapshot):
+def _pinned_table(snapshot: Snapshot) -> DeltaTable:
     table = open_delta(snapshot.uri, snapshot.table_version)
     if str(table.metadata().id) != snapshot.table_id:
         raise _changed(snapshot.uri, "_delta_log", expected=f"table id {snapshot.table_id}", found=str(table.metadata().id))
@@ -230,22 +233,20 @@ def _table_file(
     _refuse_changed(snapshot, pinned, found=_sha256(path))  # polars reads it, so it is hashed after, not while
 
 
-def _table_batches(
-    file: DataFile, columns: Sequence[str], scalars: Collection[str], *, nullable: bool
-) -> Iterator[SourceBatch]:
+def _table_batches(file: DataFile, columns: Sequence[str], scalars: Collection[str], *, nullable: bool) -> Iterator[SourceBatch]:
     stored = parquet_columns(file.path)
     absent = [column for column in columns if column not in stored and column not in file.constants]
     if not nullable:
         _refuse_absent(file.path, columns, stored)
     first_row = 1
     for part in slices(file, columns, absent=absent):
-        frame = part.select(*(_text_of(file.path, part.schema[name], name, name in scalars) for name in columns))
+        frame = part.select(*(_text_of(file.path, part.schema[name], name, scalar=name in scalars) for name in columns))
         frame = frame.with_columns(pl.lit(None, dtype=pl.String).alias(MALFORMED))
         yield SourceBatch(file_name=file.name, first_row=first_row, frame=_without_nul(frame, columns))
         first_row += part.height
 
 
-def _text_of(path: str, dtype: pl.DataType, column: str, scalar: bool) -> pl.Expr:
+def _text_of(path: str, dtype: pl.DataType, column: str, *, scalar: bool) -> pl.Expr:
     texts = dtype in (pl.String, pl.Categorical, pl.Null) or isinstance(dtype, pl.Enum)
     if scalar and (texts or dtype.is_numeric() or dtype == pl.Boolean):
         return _json_of(dtype, column)
@@ -282,6 +283,21 @@ def _without_nul(frame: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
 
 
 # ---- refusals
+
+
+def _refuse_remote(uri: str) -> None:
+    if "://" in uri:
+        raise RefusedError(
+            Problem(
+                code="source.not_local",
+                file=uri,
+                key="input.table",
+                what="a source on another host cannot be read yet",
+                expected="a path on this host",
+                found=uri,
+                fix="mount or copy the table, and name its path in input.table",
+            )
+        )
 
 
 def _refuse_absent(path: str, columns: Sequence[str], there: Collection[str]) -> None:

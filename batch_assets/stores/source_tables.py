@@ -17,7 +17,7 @@ from deltalake.exceptions import DeltaError
 
 from batch_assets.core.errors import Problem, RefusedError
 
-SLICE_ROWS: Final = 65_536
+SLICE_ROWS: Final = 32_768
 SLICE_ROWS_FIRST: Final = 1024  # the first slice measures how large rows are
 SLICE_BYTES: Final = 16 << 20
 _ROW: Final = "__row"
@@ -123,6 +123,8 @@ def open_delta(uri: str, version: int | None = None) -> DeltaTable:
             )
         ) from error
     unknown = sorted(set(table.protocol().reader_features or ()) - _READER_FEATURES)
+    if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+        unknown.append("columnMapping")  # older tables have it without a reader feature
     if unknown:
         raise RefusedError(
             Problem(

@@ -9,8 +9,9 @@ import os
 import struct
 import tempfile
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 import polars as pl
@@ -31,7 +32,7 @@ class Spill:
         self._end = 0
         self.rows = [0] * len(lows)
 
-    def __enter__(self) -> "Spill":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -40,7 +41,7 @@ class Spill:
     def add(self, frame: pl.DataFrame) -> None:
         """Rows sorted by `key_hash`; all frames have the same columns."""
         starts = [0, *frame[HASH_COLUMN].search_sorted(self._lows[1:], side="left"), frame.height]
-        for bucket, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
+        for bucket, (start, end) in enumerate(pairwise(starts)):
             if end > start:
                 self._append(bucket, frame.slice(start, end - start))
 

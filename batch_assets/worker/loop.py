@@ -25,9 +25,7 @@ from batch_assets.worker.in_flight import Flight, InFlight
 
 LEASES_MAX: Final = 2  # one whose tail decodes, one that is fed; a third would only be one more to repeat after a crash
 CLAIM_PAUSE_S: Final = 0.5  # between claims that find nothing: a claim is a write transaction
-TURN_COUNTED_MAX_S: Final = (
-    10.0  # of one turn's time counted against a record: a process that was stopped for an hour has not decoded for one
-)
+TURN_COUNTED_MAX_S: Final = 10.0  # of a turn's time counts against a record: a process that was stopped has not decoded
 
 
 class Point(StrEnum):
@@ -138,9 +136,7 @@ class Worker:
                 flight.work.take(flight.row, flight.attempt, completion, now_s)
         for name, flight in self._in_flight.overdue(self._engine_s):
             self._engine.abort([name])
-            flight.work.fail(
-                flight.row, flight.attempt, DeadClass.TIMED_OUT, "no answer within the time limit", tokens_output=0, now_s=now_s
-            )
+            flight.work.fail(flight.row, flight.attempt, DeadClass.TIMED_OUT, "no answer in time", tokens_output=0, now_s=now_s)
         self._tools.counters.in_flight = len(self._in_flight)
         self.turns += 1
 

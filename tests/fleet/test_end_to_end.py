@@ -146,7 +146,8 @@ def test_a_killed_supervisor_leaves_its_workers_to_the_next_one(job: Job, tmp_pa
         "from batch_assets.settings import Settings\n"
         "from batch_assets.stores.installation import Installation\n"
         "import os\n"
-        "supervise(Installation.open(Settings.from_environment(os.environ)), job=sys.argv[1], version=sys.argv[2], wanted=None, workers=2,\n"
+        "installation = Installation.open(Settings.from_environment(os.environ))\n"
+        "supervise(installation, job=sys.argv[1], version=sys.argv[2], wanted=None, workers=2,\n"
         "          holder='run-0', speed={}, announce=lambda _: None, progress=lambda _: None, should_stop=lambda: False)\n"
     )
     environment = {**os.environ, **job.installation.settings.as_environment()}

@@ -135,7 +135,7 @@ def test_the_digest_line_is_found_or_added_under_model(before: str, after: str |
 
 
 def test_making_smollm2_does_nothing_when_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "_convert_smollm2", lambda out: stub_model(out))
+    monkeypatch.setattr(models, "_convert_smollm2", stub_model)
     first = smollm2(tmp_path / "m" / "smollm2")
     monkeypatch.setattr(models, "_convert_smollm2", lambda out: pytest.fail("made again"))
     assert smollm2(tmp_path / "m" / "smollm2").digest == first.digest

@@ -160,7 +160,9 @@ def test_the_details_of_what_is_set_aside_hold_no_record_text(installation: Inst
     job = make_job(rows)
     table = Path(job.source_uri)
     table.write_text(table.read_text() + '{"ticket_id": "T-2", "body": "SECRET\n"SECRET"\n{"SECRET": "SECRET"}\n')
-    details = {detail for _, detail in classes(installation, plan(installation, replace(job, job_file=with_policy(job, "set_aside")))).values()}
+    details = {
+        detail for _, detail in classes(installation, plan(installation, replace(job, job_file=with_policy(job, "set_aside")))).values()
+    }
     assert len(details) >= 3
     assert not any("SECRET" in str(detail) for detail in details)
 
@@ -300,7 +302,11 @@ def test_planning_again_changes_nothing(installation: Installation, make_job: Ma
 def test_what_changes_no_answer_makes_no_version_and_what_does_makes_one(installation: Installation, make_job: MakeJob) -> None:
     first = plan(installation, make_job(records(30)))
     assert plan(installation, make_job(records(30), run={"shard_records": 7})).version == first.version
-    changes: list[Mapping[str, object]] = [{"max_tokens": 65}, {"prompt": "<!-- user -->\nSay {{ body }}\n"}, {"limits": {"attempts_max": 2}}]
+    changes: list[Mapping[str, object]] = [
+        {"max_tokens": 65},
+        {"prompt": "<!-- user -->\nSay {{ body }}\n"},
+        {"limits": {"attempts_max": 2}},
+    ]
     versions = [plan(installation, make_job(records(30), **change)).version for change in changes]
     versions.append(plan(installation, make_job(records(31))).version)
     assert [version[:5] for version in versions] == ["v0002", "v0003", "v0004", "v0005"]
@@ -359,7 +365,8 @@ def test_a_pilot_is_a_version_of_its_own_with_that_many_records(installation: In
     job = make_job(records(100))
     full, pilot, again = plan(installation, job), plan(installation, job, pilot=20), plan(installation, job, pilot=20)
     assert (pilot.kind, pilot.records, again.kind) == ("pilot", 20, "unchanged")
-    assert pilot.version not in {full.version} and again.version == pilot.version
+    assert pilot.version != full.version
+    assert again.version == pilot.version
     assert set(frozen_rows(installation, pilot)["record_id"]) < set(frozen_rows(installation, full)["record_id"])
 
 
@@ -367,6 +374,7 @@ def test_what_a_sensor_may_not_start_is_born_held_for_approval(installation: Ins
     report = plan(installation, make_job(records(30)), by_sensor=True)
     row = installation.register.version("tickets", report.version)
     assert report.needs_approval
+    assert report.approval_reason == "nothing of this job is published yet: a person starts the first version"
     assert (row.state, row.hold, row.by_sensor) == (VersionState.HELD, HoldReason.APPROVAL, True)
     assert not plan(installation, make_job(records(31))).needs_approval
 

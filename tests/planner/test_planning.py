@@ -132,6 +132,8 @@ def test_in_json_lines_a_wrong_type_in_some_lines_is_those_records_own() -> None
     ("by_sensor", "records", "published", "held"),
     [(False, 99, None, False), (True, 5, "r1", False), (True, 5, "r0", True), (True, 11, "r1", True), (True, 5, None, True)],
 )
-def test_a_sensor_starts_only_the_published_recipe_within_its_limit(by_sensor: bool, records: int, published: str | None, held: bool) -> None:  # noqa: FBT001
+def test_a_sensor_starts_only_the_published_recipe_within_its_limit(
+    by_sensor: bool, records: int, published: str | None, held: bool
+) -> None:
     reason = approval_reason(by_sensor=by_sensor, records=records, records_max=10, recipe_digest="r1", published_recipe_digest=published)
     assert (reason is not None) == held

@@ -69,6 +69,8 @@ def test_a_source_that_is_not_there_is_refused_with_what_it_may_be(tmp_path: Pat
         pinned(tmp_path / "missing.csv")
     with pytest.raises(RefusedError, match="no Delta table here"):
         pinned(tmp_path / "missing")
+    with pytest.raises(RefusedError, match="on another host"):
+        pin_snapshot("s3://bucket/table", SourceKind.DELTA)
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.parquet"])
@@ -80,7 +82,7 @@ def test_a_file_that_changes_between_pinning_and_reading_is_refused(tmp_path: Pa
     content = bytearray((tmp_path / name).read_bytes())
     content[-4 if name != "t.parquet" else 5] ^= 1
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(RefusedError, match="changed while it was read|cannot be read"):
+    with pytest.raises(RefusedError, match=r"changed while it was read|cannot be read"):
         list(read_batches(snapshot, COLUMNS))
 
 
@@ -158,7 +160,12 @@ def test_records_are_the_same_wherever_a_read_ends(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize(
     ("content", "why"),
-    [(b"", "not a header"), (b"\xff\xfei\x00d\x00\n", "not a header"), (b"id,text,id\n1,a,2\n", "names 'id' twice"), (b"id,body\n1,a\n", "no column text")],
+    [
+        (b"", "not a header"),
+        (b"\xff\xfei\x00d\x00\n", "not a header"),
+        (b"id,text,id\n1,a,2\n", "names 'id' twice"),
+        (b"id,body\n1,a\n", "no column text"),
+    ],
 )
 def test_a_csv_without_a_usable_header_is_refused(tmp_path: Path, content: bytes, why: str) -> None:
     assert why in refusal(csv_file(tmp_path, content))
@@ -192,7 +199,9 @@ def test_a_json_line_is_one_record_whatever_is_wrong_with_it(tmp_path: Path, lin
 
 
 def test_labels_may_be_any_scalar_and_come_as_json(tmp_path: Path) -> None:
-    path = jsonl_file(tmp_path, {"id": "1", "gold": 'b"x'}, {"id": "2", "gold": 3}, {"id": "3", "gold": True}, {"id": "4"}, {"id": "5", "gold": [1]})
+    path = jsonl_file(
+        tmp_path, {"id": "1", "gold": 'b"x'}, {"id": "2", "gold": 3}, {"id": "3", "gold": True}, {"id": "4"}, {"id": "5", "gold": [1]}
+    )
     assert [row[1:] for row in rows(path, ["id", "gold"], ("gold",))] == [
         ('"b\\"x"', None),
         ("3", None),
@@ -201,7 +210,12 @@ def test_labels_may_be_any_scalar_and_come_as_json(tmp_path: Path) -> None:
         (None, "line 5: gold holds array, not text"),
     ]
     parquet = tmp_path / "t.parquet"
-    for values, texts in ((["b\"x", None], ['"b\\"x"', None]), ([3, None], ["3", None]), ([0.5, None], ["0.5", None]), ([True, None], ["true", None])):
+    for values, texts in (
+        (['b"x', None], ['"b\\"x"', None]),
+        ([3, None], ["3", None]),
+        ([0.5, None], ["0.5", None]),
+        ([True, None], ["true", None]),
+    ):
         pl.DataFrame({"id": ["1", "2"], "gold": values}).write_parquet(parquet)
         assert [row[1] for row in rows(parquet, ["id", "gold"], ("gold",))] == texts
     assert [row[1] for row in rows(csv_file(tmp_path, "id,gold\n1,3\n"), ["id", "gold"], ("gold",))] == ['"3"']
@@ -239,7 +253,13 @@ def table(tmp_path: Path) -> Path:
     first = pl.DataFrame({"id": ["1", "2"], "text": ["a", "b"], "market": ["de", "us/x y"]})
     write_deltalake(path, first, partition_by=["market"])
     write_deltalake(path, first.with_columns(id=pl.Series(["3", "4"]), more=pl.lit("m")), mode="append", schema_mode="merge")
-    write_deltalake(path, pl.DataFrame({"id": ["9"], "text": ["z"], "market": [None], "more": ["n"]}, schema=dict.fromkeys(("id", "text", "market", "more"), pl.String)), mode="overwrite")
+    write_deltalake(
+        path,
+        pl.DataFrame(
+            {"id": ["9"], "text": ["z"], "market": [None], "more": ["n"]}, schema=dict.fromkeys(("id", "text", "market", "more"), pl.String)
+        ),
+        mode="overwrite",
+    )
     return path
 
 
@@ -278,8 +298,15 @@ def test_another_table_under_the_same_path_is_refused(table: Path) -> None:
 
 
 def test_a_table_with_deletion_vectors_is_refused_because_deleted_rows_would_come_back(table: Path) -> None:
-    first_log = sorted((table / "_delta_log").glob("*.json"))[0]
-    protocol = {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}}
+    first_log = min((table / "_delta_log").glob("*.json"))
+    protocol = {
+        "protocol": {
+            "minReaderVersion": 3,
+            "minWriterVersion": 7,
+            "readerFeatures": ["deletionVectors"],
+            "writerFeatures": ["deletionVectors"],
+        }
+    }
     lines = [line for line in first_log.read_text().splitlines() if "protocol" not in json.loads(line)]
     first_log.write_text("\n".join([json.dumps(protocol), *lines]) + "\n")
     with pytest.raises(RefusedError, match="deletionVectors"):

@@ -159,6 +159,17 @@ def test_a_lapsed_lease_is_stale_before_anybody_else_has_claimed(register: Regis
 
 
 @pytest.mark.parametrize("action", ACTIONS)
+def test_a_workers_own_earlier_lease_is_stale_once_it_has_claimed_the_shard_again(register: Register, version: str, action: str):
+    old = claim(register, version, "a")
+    expire(register, old)
+    again = claim(register, version, "a")
+    with pytest.raises(StaleLeaseError):
+        ACTIONS[action](register, old)
+    assert (shard(register, version).state, shard(register, version).renewals) == (ShardState.LEASED, 0)
+    register.renew(again)
+
+
+@pytest.mark.parametrize("action", ACTIONS)
 def test_the_epoch_of_another_worker_is_no_right(register: Register, version: str, action: str):
     theirs = claim(register, version, "a")
     forged = Lease(**({name: getattr(theirs, name) for name in Lease.__slots__} | {"worker": "b"}))

@@ -7,7 +7,14 @@ from batch_assets.stores.job_folders import Job, load_job
 from batch_assets.stores.models import model_digest
 from tests.support.models import stub_model
 
-PROMPT = "<!-- system -->\nYou read one ticket and name its category and a short summary.\n\n<!-- user -->\nSubject: {{ subject }}\n\n{{ body }}\n"
+PROMPT = """<!-- system -->
+You read one ticket and name its category and a short summary.
+
+<!-- user -->
+Subject: {{ subject }}
+
+{{ body }}
+"""
 SCHEMA = {
     "type": "object",
     "additionalProperties": False,

@@ -89,10 +89,11 @@ def plan_by_hand(
     want: bool = True,
     body: Callable[[str], str] = "text of {}".format,
     schema: str = SCHEMA,
+    adapt: Callable[[VersionSpec], VersionSpec] = lambda spec: spec,
 ) -> Planned:
     """Register, freeze, activate; the ids of each shard are the caller's, whatever their hashes."""
     aside = set_aside or {}
-    spec = spec_of(prompt=prompt, schema=schema)
+    spec = adapt(spec_of(prompt=prompt, schema=schema))
     version = installation.register.register_version(spec, kind="full").name
     installation.specs().write(spec.job, version, spec)
     frozen = installation.frozen_input(job=spec.job, version=version, attempt=ATTEMPT)

@@ -3,6 +3,7 @@
 Everything in which SQLite and PostgreSQL differ stands here; the other modules of this folder are portable statements.
 """
 
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from sqlalchemy import Connection, Engine, Insert, Table, create_engine, event, 
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
-from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+from tenacity import retry, retry_if_exception, stop_after_delay, wait_random
 
 from batch_assets.core.errors import Problem, UnfitEnvironmentError
 from batch_assets.stores.sql import tables
@@ -22,14 +23,17 @@ from batch_assets.stores.sql import tables
 BUSY_TIMEOUT_S = 30.0  # a writer of SQLite was seen to starve for 1-5 s; leases are 60 s and more
 POOL_SIZE = 4  # a worker's loop and heartbeat; a supervisor's loop, lead and progress
 POOL_OVERFLOW_MAX = 28
-CREATE_ATTEMPTS_MAX = 6  # the switch to WAL does not wait for the busy timeout; two processes that create at once meet there
 CREATE_LOCK = 0x67726973  # key of PostgreSQL's advisory lock: "gris"
-_WRITES = "gristmill_writes"
+_BEGIN = "gristmill_begin"  # execution option: the statement with which SQLite begins; None begins nothing
 
 
 def utc_now() -> str:
     """ISO text in UTC, whole milliseconds; for display only."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _is_busy(error: BaseException) -> bool:
+    return isinstance(error, DBAPIError) and getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY
 
 
 class Database:
@@ -50,12 +54,12 @@ class Database:
         """Creates what is missing; twice, or in two processes at once, is fine. Raises UnfitEnvironmentError."""
         try:
             self._create()
-        except DBAPIError as error:
+        except (DBAPIError, OSError) as error:
             raise UnfitEnvironmentError(
                 Problem(
                     code="register.unreachable",
                     key="GRISTMILL_DATABASE_URL",
-                    what=f"the register at {self.url.render_as_string(hide_password=True)} cannot be opened: {error.orig}",
+                    what=f"the register at {self.url.render_as_string(hide_password=True)} cannot be opened: {getattr(error, 'orig', error)}",
                     fix="check that the database is up, that the URL is right and that its folder may be written",
                 )
             ) from error
@@ -76,7 +80,7 @@ class Database:
     @contextmanager
     def writing(self) -> Iterator[Connection]:
         """One transaction: committed at the end of the block, rolled back when it raises. SQLite has one writer at a time."""
-        with self._opened().execution_options(**{_WRITES: True}).begin() as connection:
+        with self._opened().execution_options(**{_BEGIN: "BEGIN IMMEDIATE"}).begin() as connection:
             yield connection
 
     def insert_if_absent(self, table: Table) -> Insert:
@@ -84,12 +88,6 @@ class Database:
         maker: Any = sqlite.insert if self.is_sqlite else postgresql.insert
         return maker(table).on_conflict_do_nothing()
 
-    @retry(
-        retry=retry_if_exception_type(DBAPIError),
-        stop=stop_after_attempt(CREATE_ATTEMPTS_MAX),
-        wait=wait_random_exponential(0.05, 2),
-        reraise=True,
-    )
     def _create(self) -> None:
         if self.is_sqlite:
             self._prepare_file()
@@ -113,11 +111,14 @@ class Database:
                 connection.execute(insert(tables.schema).values(version=tables.SCHEMA_VERSION))
         return found or tables.SCHEMA_VERSION
 
+    # The switch to WAL does not wait for the busy timeout, and processes that create at once meet there.
+    @retry(retry=retry_if_exception(_is_busy), stop=stop_after_delay(BUSY_TIMEOUT_S), wait=wait_random(0.01, 0.2), reraise=True)
     def _prepare_file(self) -> None:
         if self.url.database:
             Path(self.url.database).parent.mkdir(parents=True, exist_ok=True)
-        with self._opened().connect() as connection:
-            connection.connection.driver_connection.execute("PRAGMA journal_mode = WAL")  # pyright: ignore[reportOptionalMemberAccess]
+        with self._opened().execution_options(**{_BEGIN: None}).connect() as connection:
+            if connection.exec_driver_sql("PRAGMA journal_mode").scalar() != "wal":
+                connection.exec_driver_sql("PRAGMA journal_mode = WAL")
 
     def _opened(self) -> Engine:
         with self._opening:
@@ -145,8 +146,9 @@ def _configure_sqlite(connection: Any, _record: object) -> None:
 
 def _begin_sqlite(connection: Connection) -> None:
     # IMMEDIATE takes the write lock at once and waits its turn; a transaction that begins by reading would fail when it must upgrade.
-    writes = connection.get_execution_options().get(_WRITES, False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+    statement = connection.get_execution_options().get(_BEGIN, "BEGIN")
+    if statement is not None:
+        connection.exec_driver_sql(statement)
 
 
 def _foreign_schema(found: int) -> UnfitEnvironmentError:
