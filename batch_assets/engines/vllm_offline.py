@@ -29,8 +29,9 @@ ENVIRONMENT: Final = {
 }
 # On a CPU two threads of one worker spin against the other workers' and are 5-10 times slower; workers are the unit of scale there.
 CPU_ENVIRONMENT: Final = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-# Compiling needs a C compiler and minutes; the default cache would be 4 GB a worker; 256 sequences at 300 tokens/s would each take minutes.
-CPU_SPEED: Final[Mapping[str, object]] = {"enforce_eager": True, "kv_cache_gb": 1.0, "max_num_seqs": 64}
+# Compiling needs a C compiler and minutes; the default cache would be 4 GB a worker; 256 sequences at 300 tokens/s would each take minutes;
+# a prefill of 8,192 tokens is one step, and on a busy CPU one of two minutes, which the watchdog takes for a hung engine (seen).
+CPU_SPEED: Final[Mapping[str, object]] = {"enforce_eager": True, "kv_cache_gb": 1.0, "max_num_seqs": 64, "max_num_batched_tokens": 2048}
 
 
 class VllmOffline:

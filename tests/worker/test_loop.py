@@ -261,3 +261,13 @@ def test_error_texts_hold_nothing_of_the_answer(installation: Installation) -> N
     for entry in folded(planned, 1).dead.values():
         assert "no JSON at all" not in entry.error
         assert "no_such_field" not in entry.error
+
+
+def test_a_slow_machine_uses_up_nobodys_attempts(installation: Installation) -> None:
+    """All of a batch take longer than the time limit: that is not a failure of each record."""
+    planned = plan(installation, {1: ids(4)})
+    slow = [act("slow", record, polls=20) for record in ids(4)]
+    driven = drive(planned, script={"behaviours": slow}, answer_timeout_s=5 * TURN_S)
+    assert not driven.engine.asked
+    driven.finish()
+    assert not folded(planned, 1).failed
