@@ -71,7 +71,7 @@ class VllmOffline:
     def submit(self, request: Request) -> None:
         """Raises RecordRejectedError for this one request only: too long, empty, ids outside the vocabulary."""
         try:
-            self._engine.add_request(request.request_id, {"prompt_token_ids": request.token_ids}, self._params_of(request))
+            self._engine.add_request(request.request_id, {"type": "token", "prompt_token_ids": request.token_ids}, self._params_of(request))
         except (ValueError, TypeError) as error:  # VLLMValidationError is a ValueError; its text may quote the prompt
             raise RecordRejectedError(record_id=request.request_id, reason=type(error).__name__) from error
         self._live.add(request.request_id)

@@ -15,7 +15,7 @@ from batch_assets.stores.register import LeadRow, Lease, Register
 
 EXIT_BUG: Final = 1
 EXIT_STALLED: Final = 71
-STALL_MIN_S: Final = 120.0  # the first prefill of a long batch on a slow device takes most of a minute; a hung engine never ends
+STALL_MIN_S: Final = 300.0  # one step on an overloaded CPU was seen to take 120 s; leaving then would only start the same step anew
 LEASES_WITHOUT_LEAD: Final = 2
 BEAT_MAX_S: Final = 2.0
 BEATS_PER_RENEWAL: Final = 3

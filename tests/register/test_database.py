@@ -52,6 +52,7 @@ def test_two_processes_on_one_database_never_both_win(open_register: OpenRegiste
     assert len([event for event in events if event[0] == "staged"]) == 60
     assert staged == {row.number: row.epoch for row in register.shards(JOB, version)}
     assert {row.number: row.staged_slots for row in register.shards(JOB, version)} == staged
+    assert {shard for what, shard, epoch in events if (what, epoch) == ("stale", 1)} == set(range(3, 61, 3))
     # An epoch ends once: staged, or ended from outside and then its holder was stale.
     assert sorted(event[1:] for event in events if event[0] == "expired") == sorted(event[1:] for event in events if event[0] == "stale")
     assert register.counts(JOB, version)[ShardState.STAGED] == 60

@@ -4,7 +4,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from time import monotonic, sleep
 
 import pytest
 
-from batch_assets.core.leasing import LeaseEnd
+from batch_assets.core.leasing import HoldReason, LeaseEnd
 from batch_assets.core.request_ids import WARM_UP, request_parts
 from batch_assets.core.spec import VersionSpec
 from batch_assets.engines.build import SPEED_VARIABLE, engine_build
@@ -28,7 +28,9 @@ ENGINE_KILLED = -signal.SIGKILL
 
 
 @contextmanager
-def worker(planned: Planned, *, script: dict[str, object] | None = None, worker_id: str = "w1", **environment: str):
+def worker(
+    planned: Planned, *, script: dict[str, object] | None = None, worker_id: str = "w1", environment: Mapping[str, str] | None = None
+):
     """A running worker; killed at the end if it still runs. Its log is `<root>/<worker_id>.log`."""
     settings = planned.installation.settings
     if script is not None:
@@ -36,7 +38,12 @@ def worker(planned: Planned, *, script: dict[str, object] | None = None, worker_
         path.write_text(json.dumps(script))
         settings = replace(settings, engine_script=str(path))
     arguments = ["--job", planned.job, "--version", planned.version, "--worker-id", worker_id]
-    variables = {"PATH": "/usr/bin:/bin", **settings.as_environment(), JOURNAL_VARIABLE: str(settings.state / "journal"), **environment}
+    variables = {
+        "PATH": "/usr/bin:/bin",
+        **settings.as_environment(),
+        JOURNAL_VARIABLE: str(settings.state / "journal"),
+        **(environment or {}),
+    }
     with (settings.state / f"{worker_id}.log").open("wb") as log:
         process = subprocess.Popen([sys.executable, "-m", "batch_assets.worker", *arguments], env=variables, stdout=log, stderr=log)
     try:
@@ -77,7 +84,7 @@ def model(tmp_path: Path) -> Path:
 
 def finish(planned: Planned) -> None:
     """What the supervisor does when all is committed; the worker then has nothing to wait for."""
-    planned.installation.register.hold_version(job=planned.job, version=planned.version, reason="cancelled")
+    planned.installation.register.hold_version(job=planned.job, version=planned.version, reason=HoldReason.CANCELLED)
 
 
 def test_a_worker_answers_all_shards_with_one_model_load_and_ends_with_its_version(installation: Installation, model: Path) -> None:
@@ -161,7 +168,7 @@ def test_a_worker_answers_a_shard_with_a_real_model_under_real_vllm(tmp_path: Pa
     installation = installation_in(tmp_path / "root", engine="vllm", lease_s=60.0)
     planned = plan(installation, {1: ids(24)}, adapt=lambda spec: replace(on(model)(spec), engine_build=build))
     speed = json.dumps({"kv_cache_gb": 0.0625, "max_num_seqs": 8})
-    with worker(planned, **{SPEED_VARIABLE: speed}) as process:
+    with worker(planned, environment={SPEED_VARIABLE: speed}) as process:
         wait_until(lambda: not open_shards(planned), process)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0

@@ -55,11 +55,12 @@ class Database:
         try:
             self._create()
         except (DBAPIError, OSError) as error:
+            reason = getattr(error, "orig", error)
             raise UnfitEnvironmentError(
                 Problem(
                     code="register.unreachable",
                     key="GRISTMILL_DATABASE_URL",
-                    what=f"the register at {self.url.render_as_string(hide_password=True)} cannot be opened: {getattr(error, 'orig', error)}",
+                    what=f"the register at {self.url.render_as_string(hide_password=True)} cannot be opened: {reason}",
                     fix="check that the database is up, that the URL is right and that its folder may be written",
                 )
             ) from error
