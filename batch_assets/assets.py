@@ -3,7 +3,7 @@
 What a step does stands in `steps.py`, shared with the ops of `jobs.py`; rules, stores and models are never touched here.
 """
 
-from collections.abc import Sequence
+from typing import Any
 
 import dagster as dg
 
@@ -25,9 +25,13 @@ def build_model(name: str, graph: JobGraph) -> dg.AssetsDefinition:
     return model
 
 
-def build_assets(graph: JobGraph) -> Sequence[dg.AssetsDefinition | dg.AssetSpec]:
+def build_assets(graph: JobGraph) -> list[Any]:
     """Model -> prompt, snapshot -> shard_plan -> shard_results -> release -> published -> what readers get."""
-    common = {"group_name": graph.name, "owners": list(graph.owners), "tags": {"gristmill/job": graph.name, "gristmill/route": "vllm"}}
+    common: dict[str, Any] = {
+        "group_name": graph.name,
+        "owners": list(graph.owners),
+        "tags": {"gristmill/job": graph.name, "gristmill/route": "vllm"},
+    }
 
     @dg.multi_observable_source_asset(
         name=f"{graph.name}__prompt",
@@ -64,7 +68,7 @@ def build_assets(graph: JobGraph) -> Sequence[dg.AssetsDefinition | dg.AssetSpec
 
     @dg.asset(
         key=graph.key("shard_results"),
-        deps=[shard_plan],
+        deps=[graph.key("shard_plan")],
         partitions_def=graph.shards,
         backfill_policy=dg.BackfillPolicy.single_run(),
         output_required=False,  # one event per shard is logged as it is committed; an output would mark the whole range
@@ -76,12 +80,16 @@ def build_assets(graph: JobGraph) -> Sequence[dg.AssetsDefinition | dg.AssetSpec
         steps.answer_shards(context, gristmill, graph, shard_keys=context.partition_keys)
 
     dead_letters = dg.AssetSpec(
-        graph.key("dead_letters"), deps=[shard_results], kinds={"deltalake"}, description="Records without an answer, and why.", **common
+        graph.key("dead_letters"),
+        deps=[graph.key("shard_results")],
+        kinds={"deltalake"},
+        description="Records without an answer, and why.",
+        **common,
     )
 
     @dg.asset(
         key=graph.key("release"),
-        deps=[dg.AssetDep(shard_results, partition_mapping=dg.AllPartitionMapping())],
+        deps=[dg.AssetDep(graph.key("shard_results"), partition_mapping=dg.AllPartitionMapping())],
         partitions_def=graph.versions,
         kinds={"deltalake", "pandera"},
         description="The candidate and its verdict. Not visible to readers.",
@@ -93,7 +101,7 @@ def build_assets(graph: JobGraph) -> Sequence[dg.AssetsDefinition | dg.AssetSpec
 
     @dg.asset(
         key=graph.key("published"),
-        deps=[release],
+        deps=[graph.key("release")],
         partitions_def=graph.versions,
         backfill_policy=dg.BackfillPolicy.single_run(),  # *All* must not walk the alias through history
         output_required=False,
@@ -105,5 +113,5 @@ def build_assets(graph: JobGraph) -> Sequence[dg.AssetsDefinition | dg.AssetSpec
         report = steps.publish_version(context, gristmill, graph, versions=context.partition_keys, config=config)
         return dg.MaterializeResult(metadata=metadata.of_publish(report), data_version=dg.DataVersion(report.release_id))
 
-    table = dg.AssetSpec(graph.table_key, deps=[published], kinds={"table"}, description="What readers get.", **common)
+    table = dg.AssetSpec(graph.table_key, deps=[graph.key("published")], kinds={"table"}, description="What readers get.", **common)
     return [prompt, snapshot, shard_plan, shard_results, dead_letters, release, published, table]

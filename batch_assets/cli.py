@@ -513,6 +513,7 @@ def _point(target: Target, version: str, *, json_: bool, **choices: Any) -> None
     before = _open(target.settings).aliases().read(alias)
     point_readers(target.settings, target.job_file, version=version, config=PublishConfig(**choices))
     after = _open(target.settings).aliases().read(alias)
+    assert after is not None, "the alias that was moved just now is not there"
     if json_:
         _print_json(
             {

@@ -109,7 +109,7 @@ def _judge_op(graph: JobGraph) -> dg.OpDefinition:
         with steps.opened(gristmill) as installation:
             verdict = metadata.recorded_verdict(installation, job=graph.name, version=work["version"])
             for evaluation in metadata.check_evaluations(graph.key("release"), verdict):
-                context.log_event(evaluation)
+                context.log_event(evaluation)  # pyright: ignore[reportArgumentType]  UserEvent's alias leaves out what its code takes
             if not verdict.passed:
                 raise GateFailedError(*verdict.problems)
         return work

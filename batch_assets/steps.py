@@ -224,7 +224,7 @@ def answer_shards(context: Context, gristmill: GristmillResource, graph: JobGrap
 def answer_version(
     context: Context, installation: Installation, job: Job, graph: JobGraph, *, version: str, numbers: Collection[int] | None
 ) -> SupervisionReport:
-    """Supervise one version; `numbers` None = all its shards. A person's launch lifts what waits for one: blocked shards, approval, cancelled."""
+    """Supervise one version; `numbers` None = all its shards. A person lifts what waits for one: blocked, approval, cancelled."""
     row = installation.register.resolve(graph.name, version)
     if SENSOR_TAG not in context.run.tags:
         installation.register.unblock(job=graph.name, version=row.name, shards=numbers)
@@ -238,7 +238,7 @@ def answer_version(
             version=row.name,
             wanted=None if numbers is None else set(numbers),
             workers=job.job_file.run.workers_max,
-            holder=f"run-{context.run_id}",
+            holder=f"run-{context.run.run_id}",
             speed=job.job_file.run.knobs.model_dump(exclude_none=True),
             announce=lambda shards: _announce(context, graph, row.recipe_digest, shards),
             progress=show,

@@ -1,5 +1,6 @@
 """`python -m benchmarks [throughput|bookkeeping|memory|planner|release|all] [--quick]`: measure, write results/, say what is met."""
 
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,6 +44,7 @@ def main(
     if which is Which.TABLE:
         write_table()
         return
+    signal.signal(signal.SIGTERM, _interrupt)
     chosen: dict[Which, Callable[[], Report]] = {
         Which.THROUGHPUT: lambda: throughput.run(
             _throughput_sizes(quick=quick, pairs=pairs, models=models, engine_core=engine_core), quick=quick, keep=keep
@@ -59,6 +61,11 @@ def main(
         write_table()
     if any(report.missed for report in reports):
         raise typer.Exit(BAR_MISSED)
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    """As Ctrl-C: parts are ended, their workers with them, and folders removed."""
+    raise KeyboardInterrupt
 
 
 def _throughput_sizes(*, quick: bool, pairs: int | None, models: str | None, engine_core: str) -> throughput.Sizes:

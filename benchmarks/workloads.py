@@ -55,6 +55,7 @@ class Workload:
     max_tokens: int
     prompt: str = PROMPT
     shard_records: int = 5000
+    dtype: str = "auto"
     engine: Mapping[str, Any] = field(default_factory=dict)  # `run.engine`: speed knobs
 
 
@@ -91,7 +92,7 @@ def write_job(folder: Path, workload: Workload, *, model: Path) -> Path:
         "description": "A benchmark.",
         "owners": ["team:benchmarks"],
         "input": {"table": str(source), "key": "ticket_id", "acl": "none", "segment": "market"},
-        "model": {"path": str(model), "digest": model_digest(model).digest},
+        "model": {"path": str(model), "digest": model_digest(model).digest, "dtype": workload.dtype},
         "decoding": {"max_tokens": workload.max_tokens},
         "run": {"shard_records": workload.shard_records, **({"engine": dict(workload.engine)} if workload.engine else {})},
     }

@@ -9,7 +9,7 @@ import polars as pl
 
 from batch_assets.core.errors import Problem, RefusedError
 from batch_assets.core.identity import shard_key
-from batch_assets.core.leasing import ALIVE_STATES, HoldReason, ShardState, VersionState
+from batch_assets.core.leasing import ALIVE_STATES, ShardState, VersionState
 from batch_assets.core.records import Outcome
 from batch_assets.stores.installation import Installation
 from batch_assets.stores.register import VersionRow
@@ -45,8 +45,10 @@ class JobStatus:
         counts = "  ".join(f"{count:,} {state}" for state, count in self.shards.items() if count) or "none"
         held = f" ({self.hold})" if self.hold else ""
         lines = [
-            f"{self.job} {self.job_version}   {self.state}{held} · {self.records:,} records · "
-            f"{self.workers} workers, {self.in_flight} in flight",
+            (
+                f"{self.job} {self.job_version}   {self.state}{held} · {self.records:,} records · "
+                f"{self.workers} workers, {self.in_flight} in flight"
+            ),
             f"shards   {counts}      committed: {self.results:,} results, {self.dead_letters:,} dead letters",
         ]
         if self.blocked:
@@ -142,12 +144,7 @@ def resume_job(installation: Installation, *, job: str) -> list[str]:
     register = installation.register
     said = [f"{job}: hold lifted"] if register.resume_job(job) else []
     for row in register.versions(job):
-        if row.state is VersionState.HELD and row.hold in (
-            HoldReason.APPROVAL,
-            HoldReason.CANCELLED,
-            HoldReason.BREAKER,
-            HoldReason.CANARY,
-        ):
+        if row.state is VersionState.HELD and row.hold is not None:
             register.lift_version_hold(job=job, version=row.name)
             said.append(f"{row.name}: hold `{row.hold.value}` lifted; `gristmill run {job} --version {row.name}` goes on with it")
     return said or [f"{job}: nothing is on hold"]

@@ -29,7 +29,9 @@ def settings(tmp_path: Path) -> Settings:
     return settings_in(tmp_path / "root", jobs=tmp_path / "jobs")
 
 
-def execute_assets(settings: Settings, job_file: Path, node: str, *, tags: dict[str, str] | None = None, partition: str | None = None) -> str:
+def execute_assets(
+    settings: Settings, job_file: Path, node: str, *, tags: dict[str, str] | None = None, partition: str | None = None
+) -> str:
     """Materialize one asset (with its checks) as the UI does; returns the run's id."""
     definitions = build_job_definitions(job_file, settings)
     with open_instance(settings) as instance:
@@ -128,9 +130,7 @@ def test_a_rollback_needs_a_reason_and_holds_the_job(job_file: Path, settings: S
 
 
 def test_a_version_planned_by_a_sensor_above_its_limit_waits_for_a_person(tmp_path: Path, settings: Settings) -> None:
-    job_file = write_job(
-        tmp_path / "jobs" / "j", records(40), model=stub_model(tmp_path / "models" / "stub"), run={"auto_records_max": 10}
-    )
+    job_file = write_job(tmp_path / "jobs" / "j", records(40), model=stub_model(tmp_path / "models" / "stub"), run={"auto_records_max": 10})
     execute_assets(settings, job_file, "shard_plan", tags={"dagster/sensor_name": "j__new_snapshot"})
     waiting = execute(settings, job_file, RunRequest())
     assert isinstance(waiting.error, NotFinishedError)

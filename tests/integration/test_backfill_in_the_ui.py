@@ -20,6 +20,7 @@ mutation($selector: JobOrPipelineSelector!) {
     __typename
     ... on LaunchRunSuccess { run { runId } }
     ... on PythonError { message }
+    ... on InvalidSubsetError { message }
   }
 }"""
 LAUNCH_BACKFILL = """
@@ -28,13 +29,16 @@ mutation($params: LaunchBackfillParams!) {
     __typename
     ... on LaunchBackfillSuccess { backfillId }
     ... on PythonError { message }
+    ... on InvalidSubsetError { message }
   }
 }"""
 RUN_STATUS = "query($id: ID!) { runOrError(runId: $id) { ... on Run { status pipelineName } } }"
 GREEN = """
 query($key: AssetKeyInput!) {
   assetNodeOrError(assetKey: $key) {
-    ... on AssetNode { assetPartitionStatuses { ... on DefaultPartitionStatuses { materializedPartitions failedPartitions unmaterializedPartitions } } }
+    ... on AssetNode {
+      assetPartitionStatuses { ... on DefaultPartitionStatuses { materializedPartitions failedPartitions unmaterializedPartitions } }
+    }
   }
 }"""
 BACKFILL_STATUS = "query($id: String!) { partitionBackfillOrError(backfillId: $id) { ... on PartitionBackfill { status } } }"
@@ -51,7 +55,7 @@ def test_a_backfill_of_scattered_shards_turns_green_one_by_one_and_the_run_of_th
         records(160),
         model=model,
         max_tokens=64,
-        run={"workers": 1, "shard_records": 20, "engine": {"max_num_seqs": 4}},
+        run={"workers_max": 1, "shard_records": 20, "engine": {"max_num_seqs": 4}},
     )
     settings = settings_in(tmp_path / "root", jobs=tmp_path / "jobs", engine="vllm", lease_s=20.0, renew_s=2.0)
     settings.state.mkdir(parents=True)

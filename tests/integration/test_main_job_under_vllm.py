@@ -42,7 +42,7 @@ def assert_vllm_answered(installation: Installation, job: str) -> None:
 
 
 def test_a_worker_killed_in_mid_shard_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
-    """SIGKILL with answers in the log, at least 8 in flight and some answered but not yet stored; the run ends by itself, exactly once each."""
+    """SIGKILL with answers in the log, 8 in flight and some answered but not stored; the run ends by itself, exactly once each."""
     count = 160
     job_file = write_job(
         tmp_path / "jobs" / "killed",
@@ -50,7 +50,7 @@ def test_a_worker_killed_in_mid_shard_loses_nothing_and_doubles_nothing(tmp_path
         model=tiny_model(tmp_path / "models" / "tiny"),
         max_tokens=200,
         schema=answer_schema(summary_min=60, summary_max=90),
-        run={"workers": 2, "shard_records": 60, "engine": {"max_num_seqs": 16}},
+        run={"workers_max": 2, "shard_records": 60, "engine": {"max_num_seqs": 16}},
         checks={"dead_letters": {"max": "100%"}},
     )
     settings = settings_in(tmp_path / "root", engine="vllm", lease_s=20.0, renew_s=2.0, flush_s=2.0)
@@ -79,7 +79,7 @@ def test_a_worker_killed_in_mid_shard_loses_nothing_and_doubles_nothing(tmp_path
 
 
 def kill_one_in_mid_shard(installation: Installation, job: str, journal: Path) -> str | None:
-    """Kills a worker, and says which, once its log holds an answer, it reports enough in flight and has finished some that are not stored."""
+    """Kills a worker, and says which, once its log holds an answer, enough is in flight and some is finished but not stored."""
     register = installation.register
     for version in register.versions(job):
         for worker in register.workers(job, version.name, alive_only=True):
@@ -110,7 +110,7 @@ def test_a_queued_run_of_the_old_version_uses_the_text_that_was_registered(tmp_p
         records(12),
         model=tiny_model(tmp_path / "models" / "tiny"),
         max_tokens=64,
-        run={"workers": 1, "shard_records": 12},
+        run={"workers_max": 1, "shard_records": 12},
         checks={"dead_letters": {"max": "100%"}},
     )
     settings = settings_in(tmp_path / "root", engine="vllm", lease_s=20.0, renew_s=2.0)
