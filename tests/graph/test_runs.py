@@ -33,13 +33,12 @@ def execute_assets(
     settings: Settings, job_file: Path, node: str, *, tags: dict[str, str] | None = None, partition: str | None = None
 ) -> str:
     """Materialize one asset (with its checks) as the UI does; returns the run's id."""
-    definitions = build_job_definitions(job_file, settings)
+    selection = dg.AssetSelection.assets(dg.AssetKey(["j", node]))  # with its checks, as a launch in the UI
+    asset_job = dg.Definitions(jobs=[dg.define_asset_job("asset_path", selection=selection)])
+    definitions = dg.Definitions.merge(build_job_definitions(job_file, settings), asset_job)
     with open_instance(settings) as instance:
-        job = definitions.resolve_implicit_global_asset_job_def()
-        result = job.execute_in_process(
-            instance=instance, asset_selection=[dg.AssetKey(["j", node])], partition_key=partition, tags=tags or {}, raise_on_error=True
-        )
-        return result.run_id
+        job = definitions.resolve_job_def("asset_path")
+        return job.execute_in_process(instance=instance, partition_key=partition, tags=tags or {}, raise_on_error=True).run_id
 
 
 def events_of(settings: Settings, run_ids: list[str]) -> Events:
