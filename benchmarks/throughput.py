@@ -69,7 +69,7 @@ _ALL = (
         model="tiny",
         answers=_LONG,
         judged=True,
-        workload=_workload(records=800, summary_min=180, summary_max=200, max_tokens=900, max_num_seqs=64, shard_records=200),
+        workload=_workload(records=400, summary_min=180, summary_max=200, max_tokens=900, max_num_seqs=64, shard_records=130),
     ),
     Contest(
         model="tiny",
@@ -81,13 +81,13 @@ _ALL = (
         model="smollm2",
         answers=_LONG,
         judged=True,
-        workload=_workload(records=96, summary_min=420, summary_max=480, max_tokens=400, max_num_seqs=16, shard_records=48),
+        workload=_workload(records=96, summary_min=360, summary_max=420, max_tokens=900, max_num_seqs=16, shard_records=48),
     ),
     Contest(
         model="smollm2",
         answers=_SHORT,
         judged=False,
-        workload=_workload(records=192, summary_min=20, summary_max=30, max_tokens=80, max_num_seqs=16, shard_records=64),
+        workload=_workload(records=192, summary_min=20, summary_max=30, max_tokens=120, max_num_seqs=16, shard_records=64),
     ),
 )
 
