@@ -354,6 +354,11 @@ def _identity_of(path: Path) -> tuple[int, int, int, int]:
     return status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
 
+def forget_hashes() -> None:
+    """Every file is hashed anew at the next look; for whoever measures how long that takes."""
+    _hashed.cache_clear()
+
+
 @lru_cache(maxsize=32)
 def _hashed(folder: Path, signature: tuple[tuple[str, int, int, int, int], ...]) -> tuple[ModelFile, ...]:
     return tuple(ModelFile(name=name, size_bytes=size, sha256=_sha256_of(folder / name)) for name, size, *_ in signature)
