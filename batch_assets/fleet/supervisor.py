@@ -189,11 +189,11 @@ class Supervisor:
             generation = self._take_lead(observer)
             if generation is None:
                 followed = True
-                self._look()
                 yield FOLLOW_S
             else:
                 followed = False
                 yield from self._lead(generation)
+            self._look()  # before the next try: a leader that has just left may have left nothing to lead
         self._finish_if_complete()
         self._look()
         return self._report(followed=followed)

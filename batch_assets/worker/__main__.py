@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -107,6 +108,7 @@ def work(job: str, version: str, worker_id: str, environment: Mapping[str, str])
             attempts_max=spec.input_rules.attempts_max,
             window=engine.max_num_seqs * IN_FLIGHT_PER_SEQUENCE,
             counters=counters,
+            puts=ThreadPoolExecutor(max_workers=1, thread_name_prefix="puts"),
         ),
         answer_timeout_s=spec.input_rules.answer_timeout_s,
         flush_s=settings.flush_s,

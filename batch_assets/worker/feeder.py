@@ -3,9 +3,11 @@
 A record counts as done only after the put that holds it has returned. Who claims, polls and stages is in `loop.py`.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from typing import Protocol
 
 import polars as pl
 
@@ -20,6 +22,27 @@ from batch_assets.stores.shard_log import CHUNK_ENTRIES_MAX, LogWriter, ShardLog
 from batch_assets.worker.counters import Counters
 
 
+class Puts(Protocol):
+    """Where puts are made: a thread of its own in a worker, so that the engine is fed while a disk or a network takes its time."""
+
+    def submit(self, call: Callable[[list[Entry]], int], chunk: list[Entry], /) -> Future[int]:
+        """Runs it, now or soon; one at a time."""
+        ...
+
+
+class InlinePuts:
+    """Made before `submit` returns: for tests and simulations, where every put is a point in time."""
+
+    def submit(self, call: Callable[[list[Entry]], int], chunk: list[Entry], /) -> Future[int]:
+        """Done when it returns; what the put raises is raised by the future."""
+        made: Future[int] = Future()
+        try:
+            made.set_result(call(chunk))
+        except Exception as error:  # noqa: BLE001  handed on by `result`, as an executor does
+            made.set_exception(error)
+        return made
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
     """What every shard of a version is worked with."""
@@ -29,6 +52,7 @@ class Tools:
     attempts_max: int
     window: int  # most records in flight: stands in each fence
     counters: Counters
+    puts: Puts = field(default_factory=InlinePuts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +82,7 @@ class ShardWork:
         self._records = records
         self._tools = tools
         self._unflushed: list[Entry] = []
+        self._put: tuple[list[Entry], Future[int]] | None = None  # on its way; one at a time, since slots have an order
         self._unflushed_since_s = 0.0
         open_rows = [row for row, record_id in enumerate(records.ids) if not folded.is_terminal(record_id)]
         self._open = len(open_rows)  # records without a terminal entry, in the log or about to be put
@@ -77,7 +102,12 @@ class ShardWork:
     @property
     def is_complete(self) -> bool:
         """Every record is terminal in the log: the shard can be staged."""
-        return self._open == 0 and not self._unflushed
+        return self._open == 0 and not self._unflushed and self._put is None
+
+    @property
+    def is_putting(self) -> bool:
+        """A chunk is on its way and does not count yet."""
+        return self._put is not None
 
     @property
     def slots(self) -> int:
@@ -135,17 +165,31 @@ class ShardWork:
             return waiting
         return waiting - waiting % CHUNK_ENTRIES_MAX
 
-    def flush(self, entries: int | None, now_s: float) -> None:
-        """Puts the first `entries`, or all; they are durable when it returns. Raises StaleLeaseError."""
+    def flush(self, entries: int | None, now_s: float, *, wait: bool) -> bool:
+        """Puts the first `entries` (None: all), chunk by chunk; with `wait` they are durable on return, else one may be on its way.
+
+        True when a put has returned since the last call. Raises StaleLeaseError.
+        """
         left = len(self._unflushed) if entries is None else entries
-        while left > 0:
+        returned = self._settle(wait=wait)
+        while left > 0 and self._put is None:
             chunk = self._unflushed[: min(left, CHUNK_ENTRIES_MAX)]
-            self._writer.put(chunk)
             del self._unflushed[: len(chunk)]
             left -= len(chunk)
-            self._count(chunk)
-        # Less than a chunk was waiting before this turn, so what is left is of this turn.
-        self._unflushed_since_s = now_s
+            # Less than a chunk was waiting before this turn, so what is left is of this turn.
+            self._unflushed_since_s = now_s
+            self._put = (chunk, self._tools.puts.submit(self._writer.put, chunk))
+            returned = self._settle(wait=wait) or returned
+        return returned
+
+    def _settle(self, *, wait: bool) -> bool:
+        """Takes note of a put that has returned; only then do its records count."""
+        if self._put is None or not (wait or self._put[1].done()):
+            return False
+        (chunk, made), self._put = self._put, None
+        made.result()
+        self._count(chunk)
+        return True
 
     def _count(self, chunk: Sequence[Entry]) -> None:
         counters = self._tools.counters

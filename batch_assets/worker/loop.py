@@ -145,10 +145,12 @@ class Worker:
         for work in tuple(self._works):
             now_s = self._clock()
             due = work.due(now_s, flush_s=self._flush_s - self._turn_s)
-            if due:
+            if due or work.is_putting:
+                returned = False
                 with self._holding(work.lease):
-                    work.flush(due, now_s)
-                yield Point.FLUSHED
+                    returned = work.flush(due, now_s, wait=not self._in_flight)
+                if returned:
+                    yield Point.FLUSHED
 
     def _stage(self) -> Iterator[Point]:
         """A shard whose records are all terminal in the log goes to the committer."""
@@ -174,7 +176,7 @@ class Worker:
         self._engine.abort(self._in_flight.drop(lambda _flight: True))
         for work in tuple(self._works):
             with self._holding(work.lease):
-                work.flush(None, self._clock())
+                work.flush(None, self._clock(), wait=True)
                 self._register.release(work.lease, end=LeaseEnd.DRAINED)
             self._forget(work.lease)
             yield Point.RELEASED
@@ -186,7 +188,7 @@ class Worker:
             # What it had finished is good. The leases are left: the leader sees this process exit, and the next owner looks for suspects.
             for work in tuple(self._works):
                 with self._holding(work.lease):
-                    work.flush(None, self._clock())
+                    work.flush(None, self._clock(), wait=True)
             raise
 
     @contextmanager
