@@ -1,18 +1,19 @@
 """The real worker loop over real stores and the scripted engine, driven step by step under a clock of the test's own."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from batch_assets.core.answers import AnswerChecker
 from batch_assets.core.ports import Completion, EngineConfig, Request
 from batch_assets.core.prompting import PromptRenderer, parse_prompt
 from batch_assets.core.request_ids import request_parts
-from batch_assets.core.shard_log import Folded, fold
+from batch_assets.core.shard_log import Entry, Folded, fold
 from batch_assets.engines.scripted import Script, ScriptedEngine
 from batch_assets.engines.tokenizers import tokenizer_for
 from batch_assets.worker.__main__ import VersionShards
 from batch_assets.worker.counters import Counters
-from batch_assets.worker.feeder import Tools
+from batch_assets.worker.feeder import InlinePuts, Puts, Tools
 from batch_assets.worker.loop import Point, Worker
 from tests.support.jobs import PROMPT
 from tests.support.versions import Planned, plan_by_hand
@@ -81,6 +82,42 @@ class Driven:
                 self.worker.stop()
 
 
+class LatePuts:
+    """A slow disk: a put is made when the test says so, or when somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+
+    def submit(self, call: Callable[[list[Entry]], int], chunk: list[Entry], /) -> Future[int]:
+        """Nothing is written yet."""
+        made = _Awaited(self)
+        self.waiting.append(lambda: made.settle(call, chunk))
+        return made
+
+    def make(self) -> None:
+        """Everything that waits, in order."""
+        waiting, self.waiting = self.waiting, []
+        for each in waiting:
+            each()
+
+
+class _Awaited(Future[int]):
+    def __init__(self, puts: LatePuts) -> None:
+        super().__init__()
+        self._puts = puts
+
+    def settle(self, call: Callable[[list[Entry]], int], chunk: list[Entry]) -> None:
+        try:
+            self.set_result(call(chunk))
+        except Exception as error:  # noqa: BLE001  raised by `result`
+            self.set_exception(error)
+
+    def result(self, timeout: float | None = None) -> int:
+        if not self.done():
+            self._puts.make()
+        return super().result(timeout)
+
+
 def plan(installation, shards: Mapping[int, Sequence[str]], **changes) -> Planned:
     """A version whose prompt is a real one."""
     return plan_by_hand(installation, shards, prompt=PROMPT, **changes)
@@ -100,6 +137,7 @@ def drive(
     answer_timeout_s: float = 5.0,
     flush_s: float = 2.0,
     renderer: PromptRenderer | None = None,
+    puts: Puts | None = None,
 ) -> Driven:
     """A worker that has loaded the scripted engine and claimed nothing yet."""
     spec = planned.installation.specs().read(planned.job, planned.version)
@@ -116,6 +154,7 @@ def drive(
         attempts_max=attempts_max,
         window=2 * engine.max_num_seqs,
         counters=counters,
+        puts=puts or InlinePuts(),
     )
     now_s = [1000.0]
     notes: list[tuple[str, Mapping[str, object]]] = []
