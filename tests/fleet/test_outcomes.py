@@ -181,3 +181,12 @@ def test_a_property_that_no_column_can_hold_is_refused_by_name() -> None:
         answer_dtypes(schema_of({"a": {"type": ["string", "integer"]}}))
     with pytest.raises(RefusedError, match=r"properties\.shard"):
         answer_dtypes(schema_of({"shard": {"type": "boolean"}}))
+
+
+@pytest.mark.parametrize("name", ["a folder", "größe", "c#1", "50%"])
+def test_a_root_may_have_any_name(tmp_path: Path, name: str) -> None:
+    table = Outcomes(str(tmp_path / name / "outcomes"), answer_schema=ANSWER_SCHEMA)
+    table.create()
+    table.merge(pl.concat([outcome_rows(["a"], shard=1), outcome_rows(["b"], shard=7)]), [1, 7], still_mine=mine)
+    assert table.read(shards=[7])["record_id"].to_list() == ["b"]
+    assert table.read(columns=["record_id"]).height == 2
