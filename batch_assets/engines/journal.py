@@ -76,11 +76,11 @@ class JournaledEngine:
 
 
 def read_journal(path: Path) -> list[JournalLine]:
-    """Lines in the order of their appends; none when there is no file yet."""
+    """Whole lines in the order of their appends; none when there is no file yet. The last one may just be on its way."""
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    parts = [line.split(" ", 2) for line in lines if line]
+    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    parts = [line.split(" ", 2) for line in whole.decode().split("\n") if line]
     return [JournalLine(JournalKind(kind), int(pid), request_id) for kind, pid, request_id in parts]
 
 
