@@ -20,10 +20,10 @@ from batch_assets.core.ports import Completion, EngineConfig, Request
 from batch_assets.core.request_ids import request_parts
 from batch_assets.core.spec import EngineBuild
 from batch_assets.engines.schema_samples import sample_answers
+from batch_assets.engines.tokenizers import BYTES_PER_TOKEN, ByteTokenizer
 
 SCRIPTED_BUILD: Final = EngineBuild(engine="scripted", version="1", guidance="none")
 ANSWER_VARIANTS: Final = 16
-BYTES_PER_TOKEN: Final = 4
 
 
 class Act(StrEnum):
@@ -214,5 +214,5 @@ def _completion(request: Request, text: str, finish_reason: str) -> Completion:
 
 
 def _text_of(request: Request) -> str:
-    """The prompt of the byte tokenizer as text; its markers are left out."""
-    return bytes(token for token in request.token_ids if token < 256).decode("utf-8", "replace")  # noqa: PLR2004
+    """The prompt as text; the byte tokenizer's markers are left out."""
+    return ByteTokenizer.decode(request.token_ids)

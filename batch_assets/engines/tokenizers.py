@@ -5,6 +5,7 @@ ordinary text (record text).
 """
 
 import json
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from batch_assets.core.errors import Problem, RefusedError
 from batch_assets.core.ports import Tokenizer
 
 SCRIPTED = "scripted"
-BYTES = 256
-BYTE_MARKERS = {"<|start|>": BYTES, "<|end|>": BYTES + 1}
+BYTES_PER_TOKEN = 4  # about what real tokenizers make of English, so prompts are as long as real ones
+MARKERS = {"<|start|>": 1 << 32, "<|end|>": (1 << 32) + 1}  # four bytes never make such a number
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -29,26 +30,37 @@ def tokenizer_for(engine: str, model_folder: Path | str) -> Tokenizer:
 
 
 class ByteTokenizer:
-    """UTF-8 bytes are the ids, two markers are structural. For the scripted engine: its bookkeeping must not wait for a tokenizer."""
+    """Four UTF-8 bytes are one id, two markers are structural. For the scripted engine: its bookkeeping must not wait for a tokenizer."""
 
-    structural_ids = frozenset(BYTE_MARKERS.values())
+    structural_ids = frozenset(MARKERS.values())
     byte_level = True
 
     def encode_template(self, text: str) -> list[int]:
         """Bytes, with the two markers as ids of their own."""
         tokens: list[int] = []
-        for piece in _split_keeping(text, tuple(BYTE_MARKERS)):
-            marker = BYTE_MARKERS.get(piece)
-            tokens += list(piece.encode()) if marker is None else [marker]
+        for piece in _split_keeping(text, tuple(MARKERS)):
+            marker = MARKERS.get(piece)
+            tokens += _packed(piece) if marker is None else [marker]
         return tokens
 
     def encode_record(self, text: str) -> list[int]:
-        """Bytes. Raises UnicodeEncodeError for a lone surrogate."""
-        return list(text.encode())
+        """Bytes, four an id, the last one filled with zeros. Raises UnicodeEncodeError for a lone surrogate."""
+        return _packed(text)
+
+    @staticmethod
+    def decode(tokens: Sequence[int]) -> str:
+        """The text again, without markers."""
+        data = array("I", (token for token in tokens if token not in ByteTokenizer.structural_ids)).tobytes()
+        return data.replace(b"\0", b"").decode("utf-8", "replace")
 
     def chat_text(self, messages: Sequence[tuple[str, str]]) -> str:
         """`<|start|>role`, the content, `<|end|>`, and the start of the answer."""
         return "".join(f"<|start|>{role}\n{content}<|end|>\n" for role, content in messages) + "<|start|>assistant\n"
+
+
+def _packed(text: str) -> list[int]:
+    data = text.encode()
+    return memoryview(data + bytes(-len(data) % BYTES_PER_TOKEN)).cast("I").tolist()
 
 
 class ModelTokenizer:

@@ -13,7 +13,6 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -33,7 +32,7 @@ from batch_assets.stores.models import verify_model
 from batch_assets.stores.register import Lease, Register
 from batch_assets.stores.shard_log import ShardLog
 from batch_assets.worker.counters import Counters
-from batch_assets.worker.feeder import Tools
+from batch_assets.worker.feeder import ThreadPuts, Tools
 from batch_assets.worker.heartbeat import Heartbeat
 from batch_assets.worker.loop import Point, Worker
 
@@ -108,7 +107,7 @@ def work(job: str, version: str, worker_id: str, environment: Mapping[str, str])
             attempts_max=spec.input_rules.attempts_max,
             window=engine.max_num_seqs * IN_FLIGHT_PER_SEQUENCE,
             counters=counters,
-            puts=ThreadPoolExecutor(max_workers=1, thread_name_prefix="puts"),
+            puts=ThreadPuts(),
         ),
         answer_timeout_s=spec.input_rules.answer_timeout_s,
         flush_s=settings.flush_s,

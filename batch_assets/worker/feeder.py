@@ -4,7 +4,7 @@ A record counts as done only after the put that holds it has returned. Who claim
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Protocol
@@ -28,6 +28,17 @@ class Puts(Protocol):
     def submit(self, call: Callable[[list[Entry]], int], chunk: list[Entry], /) -> Future[int]:
         """Runs it, now or soon; one at a time."""
         ...
+
+
+class ThreadPuts:
+    """One thread, one put at a time, in order."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="puts")
+
+    def submit(self, call: Callable[[list[Entry]], int], chunk: list[Entry], /) -> Future[int]:
+        """Returns at once."""
+        return self._thread.submit(call, chunk)
 
 
 class InlinePuts:

@@ -16,6 +16,7 @@ from batch_assets.core.errors import RefusedError, UnfitEnvironmentError
 from batch_assets.core.leasing import HoldReason, VersionState
 from batch_assets.core.planning import HASH_HIGH, HASH_LOW
 from batch_assets.core.records import TO_ANSWER, key_hash
+from batch_assets.engines.tokenizers import BYTES_PER_TOKEN
 from batch_assets.flows import bucketing, planner
 from batch_assets.flows.planner import PlanReport, plan
 from batch_assets.stores.frozen_input import frozen_schema
@@ -125,7 +126,7 @@ def nasty() -> list[dict[str, object]]:
         {**sound, "ticket_id": "zero width", "body": "\u200b"},
         {**sound, "ticket_id": "surrogate", "body": "a \ud800 b"},
         {**sound, "ticket_id": "number", "body": 7},
-        {**sound, "ticket_id": "long", "body": "word " * 60},
+        {**sound, "ticket_id": "long", "body": "word " * 240},
         {**sound, "ticket_id": None, "body": "who am I"},
         {**sound, "ticket_id": "twice", "body": "one"},
         {**sound, "ticket_id": "twice", "body": "two"},
@@ -184,16 +185,18 @@ def test_only_records_whose_bytes_may_be_too_many_are_tokenised(
 
     monkeypatch.setattr(planner.PromptRenderer, "record_tokens", counted)
     monkeypatch.setattr(planner, "SAMPLE_RECORDS", 0)
-    rows = [{**records(1)[0], "ticket_id": str(size), "body": "x" * size} for size in (10, 99, 100, 101, 150)]
+    rows = [{**records(1)[0], "ticket_id": str(size), "body": "x" * size} for size in (10, 99, 100, 101, 150, 401)]
     report = plan(installation, make_job(rows, limits={"input_tokens_max": 100}))
-    assert sorted(tokenised) == [101, 150]
-    assert set(classes(installation, report)) == {"101", "150"}
+    assert sorted(tokenised) == [26, 38, 101]
+    assert set(classes(installation, report)) == {"401"}
 
 
 def test_without_a_limit_the_record_may_fill_what_prompt_and_answer_leave(installation: Installation, make_job: MakeJob) -> None:
     job = make_job(records(1), max_tokens=64)
     report = plan(installation, job)
-    rows = [{**records(1)[0], "ticket_id": str(extra), "body": "x" * (report.input_tokens_max + extra)} for extra in (0, 1)]
+    rows = [
+        {**records(1)[0], "ticket_id": str(extra), "body": "x" * (BYTES_PER_TOKEN * report.input_tokens_max + extra)} for extra in (0, 1)
+    ]
     report = plan(installation, make_job(rows, max_tokens=64))
     assert set(classes(installation, report)) == {"1"}
     assert report.prefix_tokens + report.input_tokens_max + 64 < 8192
