@@ -22,6 +22,7 @@ demo: setup ## a whole run with a real small model, published under .demo
 	@$(BIN)/gristmill demo $(ARGS)
 
 ui: export GRISTMILL_ROOT := $(GRISTMILL_ROOT)
+ui: export MODELS ?= $(GRISTMILL_ROOT)/models
 ui: setup ## the Dagster UI of what the demo made
 	@$(BIN)/gristmill ui $(ARGS)
 

@@ -54,12 +54,9 @@ def main() -> None:
     """Entry point: run the command, turn errors of ours into text or JSON and the right exit code."""
     wants_json = "--json" in sys.argv
     try:
-        app(standalone_mode=False)
-        code = ExitCode.DONE
-    except typer.Exit as ended:
-        sys.exit(ended.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
-        err.print("stopped")
+        # Not standalone, a `typer.Exit` and a Ctrl-C are returned as their exit code, not raised; a command itself returns None.
+        code = app(standalone_mode=False) or ExitCode.DONE
+    except typer.Abort:
         code = ExitCode.INTERRUPTED
     except ProblemError as refused:
         _print_problems(refused, wants_json=wants_json)
@@ -68,18 +65,22 @@ def main() -> None:
         _print_bug(failed, wants_json=wants_json)
         code = failed.exit_code
     except Exception as failed:  # noqa: BLE001  the outermost frame: everything unforeseen is our bug, said as such
-        code = _usage_exit_code(failed)
+        code = _usage_exit_code(failed, wants_json=wants_json)
         if code is None:
             _print_bug(failed, wants_json=wants_json)
             code = ExitCode.BUG
+    if code == ExitCode.INTERRUPTED:
+        err.print("stopped")
     sys.exit(int(code))
 
 
-def _usage_exit_code(failed: Exception) -> int | None:
+def _usage_exit_code(failed: Exception, *, wants_json: bool) -> int | None:
     show = getattr(failed, "show", None)  # click's usage errors know how to show themselves
     if show is None:
         return None
     show()
+    if wants_json:
+        _print_error(Problem(code="usage", what=str(failed), fix="gristmill --help, or --help after the command"), count=1)
     return int(ExitCode.REFUSED)
 
 
@@ -88,9 +89,12 @@ def _print_problems(error: ProblemError, *, wants_json: bool) -> None:
     for problem in error.problems:
         err.print(f"{word.get(error.exit_code, 'stopped')}: {problem.as_text()}", markup=False)
     if wants_json:
-        first = error.problems[0]
-        details = {name: getattr(first, name) for name in ("code", "what", "file", "key", "expected", "found", "fix")}
-        _print_json({"schema_version": 1, "error": details, "errors": len(error.problems)})
+        _print_error(error.problems[0], count=len(error.problems))
+
+
+def _print_error(first: Problem, *, count: int) -> None:
+    details = {name: getattr(first, name) for name in ("code", "what", "file", "key", "expected", "found", "fix")}
+    _print_json({"schema_version": 1, "error": details, "errors": count})
 
 
 def _print_bug(error: Exception, *, wants_json: bool) -> None:
@@ -170,6 +174,24 @@ def _open(settings: Settings) -> "Installation":
     return Installation.open(settings)
 
 
+def _open_known(target: Target) -> "Installation":
+    """The installation. Raises RefusedError for a job that neither it nor the jobs folder knows: a typo must not answer `nothing`."""
+    installation = _open(target.settings)
+    known = installation.register.jobs()
+    if target.name in known or target.job_file.exists():
+        return installation
+    raise RefusedError(
+        Problem(
+            code="usage.job_unknown",
+            file=str(target.job_file),
+            what=f"there is no job {target.name}: no such file, and nothing of it in {target.settings.root}",
+            expected=f"one of {', '.join(known)}" if known else "a job folder",
+            found=target.name,
+            fix="correct the name, or set GRISTMILL_ROOT and GRISTMILL_JOBS to the installation that you mean",
+        )
+    )
+
+
 def _select(installation: "Installation", target: Target, version: str) -> "VersionRow":
     """A version by its selector; `live` and `previous` ask the alias."""
     from batch_assets.flows.status import select_version
@@ -177,11 +199,22 @@ def _select(installation: "Installation", target: Target, version: str) -> "Vers
     return select_version(installation, job=target.name, alias=_alias(target), selector=version)
 
 
-def _alias(target: Target) -> str:
-    """The alias that the job file names, else the job's name; commands that only read work without the file."""
-    if not target.job_file.exists():
-        return target.name
-    return _load(target).job_file.publish.alias or target.name
+def _alias(target: Target, *, pilot: bool = False) -> str:
+    """The alias that the job file names, else the job's name. Looking back works without the file, and without what it needs to run."""
+    from batch_assets.stores.job_folders import read_job_yaml
+
+    publish_block = read_job_yaml(target.job_file).get("publish") if target.job_file.exists() else None
+    alias = publish_block.get("alias") if isinstance(publish_block, dict) else None
+    name = str(alias) if alias else target.name
+    if not pilot:
+        return name
+    from batch_assets.steps import PILOT_SUFFIX
+
+    return f"{name}{PILOT_SUFFIX}"
+
+
+def _is_pilot(row: "VersionRow") -> bool:
+    return row.pilot_records is not None
 
 
 # --- make it ------------------------------------------------------------------------------------------------------------------------
@@ -292,19 +325,22 @@ def run(
     target = _target(job, job_file, root)
     _load(target)  # refused before anything is opened
     if detach:
-        _detach(target)
+        _detach(target, json_=json_)
         return
     from batch_assets.flows.summary import RunSummary, usage_of
     from batch_assets.launch import RunRequest, execute
 
-    installation, alias = _open(target.settings), _alias(target)
+    installation = _open(target.settings)
+    continued = _select(installation, target, version) if version else None
+    alias = _alias(target, pilot=bool(pilot) if continued is None else _is_pilot(continued))
     before, live_before = usage_of(installation, job=target.name), installation.aliases().read(alias)
     started_s = time.monotonic()
-    ended = execute(target.settings, target.job_file, RunRequest(version=version, pilot=pilot, approve=yes, publish=not no_publish, by=by))
+    request = RunRequest(version=continued.name if continued else "", pilot=pilot, approve=yes, publish=not no_publish, by=by)
+    ended = execute(target.settings, target.job_file, request)
     summary = RunSummary.of(
         installation,
         job=target.name,
-        alias=f"{alias}__pilot" if pilot else alias,
+        alias=alias,
         version=ended.version,
         before=before,
         live_before=live_before.release_id if live_before else None,
@@ -331,7 +367,7 @@ def _end(error: GristmillError) -> NoReturn:
     raise typer.Exit(int(error.exit_code))
 
 
-def _detach(target: Target) -> None:
+def _detach(target: Target, *, json_: bool) -> None:
     arguments = [word for word in sys.argv[1:] if word != "--detach"]
     log = target.settings.state / "logs" / f"run-{target.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -343,7 +379,10 @@ def _detach(target: Target) -> None:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
-    typer.echo(f"started in the background as process {process.pid}; log {log}; `gristmill status {target.name} -w` follows it")
+    if json_:
+        _print_json({"schema_version": 1, "job": target.name, "process": process.pid, "log": str(log)})
+    else:
+        typer.echo(f"started in the background as process {process.pid}; log {log}; `gristmill status {target.name} -w` follows it")
 
 
 @app.command()
@@ -354,7 +393,7 @@ def hold(
     from batch_assets.core.leasing import HoldReason
 
     target = _target(job, None, root)
-    _open(target.settings).register.hold_job(job=target.name, by=by, note=reason, reason=HoldReason.PERSON)
+    _open_known(target).register.hold_job(job=target.name, by=by, note=reason, reason=HoldReason.PERSON)
     typer.echo(f"{target.name} is on hold; `gristmill resume {target.name}` lifts it")
 
 
@@ -364,7 +403,7 @@ def resume(job: JobArgument = "", root: RootOption = None) -> None:
     from batch_assets.flows.status import resume_job
 
     target = _target(job, None, root)
-    for line in resume_job(_open(target.settings), job=target.name):
+    for line in resume_job(_open_known(target), job=target.name):
         typer.echo(line)
 
 
@@ -399,7 +438,7 @@ def versions(job: JobArgument = "", job_file: JobOption = None, root: RootOption
     from batch_assets.flows.status import version_rows
 
     target = _target(job, job_file, root)
-    rows = version_rows(_open(target.settings), job=target.name, alias=_alias(target))
+    rows = version_rows(_open_known(target), job=target.name, alias=_alias(target))
     if json_:
         _print_json({"schema_version": 1, "job": target.name, "versions": rows})
     else:
@@ -461,9 +500,9 @@ def judge(
     row = _select(installation, target, version)
     job_file_now = _load(target).job_file
     release = build_release(installation, job=target.name, version=row.name)
-    verdict = judge_release(
-        installation, job=target.name, release_id=release.release_id, alias=_alias(target), checks=CheckSettings.of(job_file_now.checks)
-    )
+    alias = _alias(target, pilot=_is_pilot(row))
+    checks = CheckSettings.of(job_file_now.checks)
+    verdict = judge_release(installation, job=target.name, release_id=release.release_id, alias=alias, checks=checks)
     if json_:
         _print_json({"schema_version": 1, "job": target.name, "job_version": row.name, "release": release.release_id, **verdict.as_json()})
     else:
@@ -486,7 +525,7 @@ def publish(
     """Point readers at a version whose verdict passes."""
     target = _target(job, job_file, root)
     row = _select(_open(target.settings), target, version)
-    _point(target, row.name, override=override or "", by=by, json_=json_)
+    _point(target, row, override=override or "", by=by, json_=json_)
 
 
 @app.command()
@@ -502,16 +541,16 @@ def rollback(
     """Point readers back at a version that was published before; holds the job until `resume`."""
     target = _target(job, job_file, root)
     row = _select(_open(target.settings), target, version)
-    _point(target, row.name, rollback=True, reason=reason, by=by, json_=json_)
+    _point(target, row, rollback=True, reason=reason, by=by, json_=json_)
 
 
-def _point(target: Target, version: str, *, json_: bool, **choices: Any) -> None:
+def _point(target: Target, row: "VersionRow", *, json_: bool, **choices: Any) -> None:
     from batch_assets.launch import point_readers
     from batch_assets.steps import PublishConfig
 
-    alias = _alias(target)
+    alias = _alias(target, pilot=_is_pilot(row))
     before = _open(target.settings).aliases().read(alias)
-    point_readers(target.settings, target.job_file, version=version, config=PublishConfig(**choices))
+    point_readers(target.settings, target.job_file, version=row.name, config=PublishConfig(**choices))
     after = _open(target.settings).aliases().read(alias)
     assert after is not None, "the alias that was moved just now is not there"
     if json_:
@@ -536,7 +575,7 @@ def history(job: JobArgument = "", job_file: JobOption = None, root: RootOption 
     """What readers were pointed at, newest first."""
     target = _target(job, job_file, root)
     alias = _alias(target)
-    rows = [entry.as_json() for entry in _open(target.settings).aliases().history(alias)]
+    rows = [entry.as_json() for entry in _open_known(target).aliases().history(alias)]
     if json_:
         _print_json({"schema_version": 1, "alias": alias, "history": rows})
     else:
@@ -549,11 +588,16 @@ def history(job: JobArgument = "", job_file: JobOption = None, root: RootOption 
 @app.command()
 def query(sql: str, root: RootOption = None, json_: JsonOption = False) -> None:
     """SQL in which every alias is a view of its name."""
+    import polars as pl
+
     from batch_assets.reading import query as run_query
 
     frame = run_query(sql, root=_settings(root).root)
     if json_:
-        _print_json({"schema_version": 1, "columns": frame.columns, "rows": json.loads(frame.write_json())})
+        # SUM over integers is HUGEINT, a decimal for Arrow, and polars writes decimals as text; what fits an integer is a number.
+        sums = [column for column in frame if column.dtype == pl.Decimal(38, 0)]
+        numbers = [column.cast(pl.Int128).shrink_dtype() for column in sums]
+        _print_json({"schema_version": 1, "columns": frame.columns, "rows": json.loads(frame.with_columns(numbers).write_json())})
     else:
         _print_table(frame.to_dicts(), empty="no rows")
 

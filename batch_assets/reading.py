@@ -98,8 +98,20 @@ def _create_view(connection: duckdb.DuckDBPyConnection, row: AliasRow) -> bool:
 
 def _answer(connection: duckdb.DuckDBPyConnection, sql: str) -> pl.DataFrame:
     relation = connection.sql(sql)
-    # As an Arrow capsule: DuckDB's own way to polars needs pyarrow. A statement without rows (SET, CREATE) has no relation.
-    return pl.DataFrame() if relation is None else pl.DataFrame(relation)
+    if relation is None:  # a statement without rows: CREATE
+        return pl.DataFrame()
+    _refuse_columns(relation)
+    return pl.DataFrame(relation)  # as an Arrow capsule: DuckDB's own way to polars needs pyarrow
+
+
+def _refuse_columns(relation: duckdb.DuckDBPyRelation) -> None:
+    """Columns that no frame can hold, while SQL can: two of one name, and INTERVAL, at which polars 2.1 panics."""
+    doubled = sorted({name for name in relation.columns if relation.columns.count(name) > 1})
+    intervals = [name for name, kind in zip(relation.columns, relation.types, strict=True) if "INTERVAL" in str(kind)]
+    if doubled:
+        raise duckdb.InvalidInputException(f"several columns are called {', '.join(doubled)}: name them with AS")
+    if intervals:
+        raise duckdb.InvalidInputException(f"{', '.join(intervals)}: an INTERVAL cannot be shown, CAST it to VARCHAR or use date_diff")
 
 
 def _quoted(text: str) -> str:

@@ -32,12 +32,12 @@ QUIET = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartRun:
-    """What a part said of itself, and the memory of its process tree. `baseline_mb` is after its imports."""
+    """What a part said of itself, and the memory of its process tree if it was metered. `baseline_mb` is after its imports."""
 
     facts: Mapping[str, Any]
-    baseline_mb: float
-    peak_mb: float
-    samples: int
+    baseline_mb: float = 0.0
+    peak_mb: float = 0.0
+    samples: int = 0
 
 
 def run_part(
@@ -48,8 +48,12 @@ def run_part(
     cores: frozenset[int] = frozenset(),
     environment: Mapping[str, str] | None = None,
     until: Callable[[], None] | None = None,
+    metered: bool = False,
 ) -> PartRun:
-    """Runs one part to its end, or raises RuntimeError. `cores`: on these alone. When `until` returns, it is told to end (SIGTERM)."""
+    """Runs one part to its end, or raises RuntimeError. `cores`: on these alone. When `until` returns, it is told to end (SIGTERM).
+
+    `metered`: its memory is sampled, which walks its page tables twenty times a second: a sixth of two cores. Never beside a clock.
+    """
     module = "benchmarks.part"
     command = pinned.command(cores, module) if cores else (sys.executable, "-m", module)
     log = root / "logs" / f"part-{name}.log"
@@ -67,7 +71,7 @@ def run_part(
         ) as child,
     ):
         try:
-            return _measured(child, name, log, until)
+            return (_metered if metered else _run)(child, name, log, until)
         except BaseException:
             _end(child)
             raise
@@ -82,20 +86,30 @@ def _end(child: subprocess.Popen[str]) -> None:
         child.kill()
 
 
-def _measured(child: subprocess.Popen[str], name: str, log: Path, until: Callable[[], None] | None) -> PartRun:
-    assert child.stdin is not None, "it was opened as a pipe"
+def _metered(child: subprocess.Popen[str], name: str, log: Path, until: Callable[[], None] | None) -> PartRun:
     _line_of(child, name, log)
     time.sleep(SETTLE_S)
     baseline_mb = tree_pss_mb(child.pid)
     with PssMeter(child.pid) as meter:
-        child.stdin.write("\n")
-        child.stdin.flush()
-        if until is not None:
-            until()
-            child.send_signal(signal.SIGTERM)
-        facts = _line_of(child, name, log)
-    child.wait()
+        facts = _work(child, name, log, until)
     return PartRun(facts=facts, baseline_mb=baseline_mb, peak_mb=max(meter.peak_mb, baseline_mb), samples=meter.samples)
+
+
+def _run(child: subprocess.Popen[str], name: str, log: Path, until: Callable[[], None] | None) -> PartRun:
+    _line_of(child, name, log)
+    return PartRun(facts=_work(child, name, log, until))
+
+
+def _work(child: subprocess.Popen[str], name: str, log: Path, until: Callable[[], None] | None) -> Mapping[str, Any]:
+    assert child.stdin is not None, "it was opened as a pipe"
+    child.stdin.write("\n")
+    child.stdin.flush()
+    if until is not None:
+        until()
+        child.send_signal(signal.SIGTERM)
+    facts = _line_of(child, name, log)
+    child.wait()
+    return facts
 
 
 def _line_of(child: subprocess.Popen[str], name: str, log: Path) -> Mapping[str, Any]:

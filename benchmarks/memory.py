@@ -79,13 +79,13 @@ def _measured(records: int, *, keep: bool) -> Mapping[str, PartRun]:
     with workplace(f"memory-{records}", free_gb=free_gb, keep=keep) as root:
         workload = Workload(records=records, text_bytes=TEXT_BYTES, schema=category_only(), max_tokens=20, prompt=SHORT_PROMPT)
         write_job(root / "jobs", workload, model=stub_model(root / "models" / "stub"))
-        planner = run_part("plan", root=root)
+        planner = run_part("plan", root=root, metered=True)
         version = planner.facts["version"]
         return {
             "planner": planner,
             "worker": _worker(root, version),
-            "committer": run_part("commit", "--version", version, root=root),
-            "release": run_part("release", "--version", version, root=root),
+            "committer": run_part("commit", "--version", version, root=root, metered=True),
+            "release": run_part("release", "--version", version, root=root, metered=True),
         }
 
 
@@ -102,6 +102,8 @@ def _worker(root: Path, version: str) -> PartRun:
 
         try:
             arguments = ("--version", version, "--worker-id", WORKER_ID)
-            return run_part("worker", *arguments, root=root, environment=installation.settings.as_environment(), until=answered)
+            return run_part(
+                "worker", *arguments, root=root, metered=True, environment=installation.settings.as_environment(), until=answered
+            )
         finally:
             helper.stop()

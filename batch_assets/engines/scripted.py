@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from batch_assets.core.errors import EngineFailedError, Problem, RecordRejectedError, RefusedError
 from batch_assets.core.identity import canonical_json
 from batch_assets.core.ports import Completion, EngineConfig, Request
-from batch_assets.core.request_ids import request_parts
+from batch_assets.core.request_ids import record_of, request_parts
 from batch_assets.core.spec import EngineBuild
 from batch_assets.engines.schema_samples import sample_answers
 from batch_assets.engines.tokenizers import BYTES_PER_TOKEN, ByteTokenizer
@@ -150,12 +150,10 @@ class ScriptedEngine:
         return self._slow[request.request_id] > 0
 
     def _answer(self, request: Request) -> str:
-        if self._by_record:
-            parts = request_parts(request.request_id)
-            if parts is not None and parts.record_id in self._by_record:
-                return self._by_record[parts.record_id]
         # By the record, not by the attempt or the epoch: an answer that is computed again is the same answer.
-        return self._answers[crc32(request.request_id.rpartition(":")[2].encode("utf-8", "replace")) % len(self._answers)]
+        record_id = record_of(request.request_id)
+        given = self._by_record.get(record_id)
+        return given or self._answers[crc32(record_id.encode("utf-8", "replace")) % len(self._answers)]
 
 
 def read_script(path: Path | None) -> Script:

@@ -5,15 +5,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from batch_assets.core.answers import AnswerChecker, CheckedAnswer
-from batch_assets.core.errors import RecordRejectedError
+from batch_assets.core.errors import RecordRejectedError, RefusedError
 from batch_assets.core.ports import Completion, Engine, EngineConfig, Request
 from batch_assets.core.prompting import PromptRenderer, RenderError
 from batch_assets.engines.build import open_engine
 from batch_assets.engines.tokenizers import tokenizer_for
+from batch_assets.flows.check import column_problems
 from batch_assets.settings import Settings
 from batch_assets.stores.job_folders import Job, input_rules_of, recipe_of
 from batch_assets.stores.models import verify_model
-from batch_assets.stores.snapshots import pin_snapshot, read_batches
+from batch_assets.stores.snapshots import pin_snapshot, read_batches, source_columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,9 @@ class Tried:
 
 def try_job(job: Job, *, settings: Settings, records_max: int) -> list[Tried]:
     """The first records of the source, in its order. Raises RefusedError, UnfitEnvironmentError, EngineFailedError."""
+    problems = column_problems(job, source_columns(job.source_uri, job.source_kind))
+    if problems:
+        raise RefusedError(*problems)
     recipe = recipe_of(job)
     verify_model(job.model_path, recipe.model_digest)
     renderer = PromptRenderer(job.template, tokenizer_for(settings.engine, job.model_path))

@@ -3,10 +3,12 @@
 Delta stores are imported only when asked for: the worker opens an installation too and touches no Delta table.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from batch_assets.core.errors import Problem, UnfitEnvironmentError
 from batch_assets.core.ports import ObjectStore
 from batch_assets.settings import Settings
 from batch_assets.stores.frozen_input import FrozenInput
@@ -32,9 +34,7 @@ class Installation:
     @classmethod
     def open(cls, settings: Settings) -> "Installation":
         """Creates folders and tables that are missing. Raises UnfitEnvironmentError when a store cannot be reached."""
-        if settings.is_local:
-            Path(settings.root).mkdir(parents=True, exist_ok=True)
-        settings.state.mkdir(parents=True, exist_ok=True)
+        _make_folders([Path(settings.root), settings.state] if settings.is_local else [settings.state])
         register = Register(settings.database_url)
         register.create()
         return cls(settings, register, open_objects(settings.root))
@@ -68,3 +68,20 @@ class Installation:
         from batch_assets.stores.aliases import Aliases
 
         return Aliases(f"{self.settings.root}/aliases")
+
+
+def _make_folders(folders: Sequence[Path]) -> None:
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UnfitEnvironmentError(
+                Problem(
+                    code="store.folder",
+                    file=str(folder),
+                    what="the installation's folder cannot be made",
+                    expected="a folder, or a place where one may be made",
+                    found=str(error.strerror),
+                    fix="set --root or GRISTMILL_ROOT (and GRISTMILL_STATE) to a folder that you may write",
+                )
+            ) from error

@@ -125,16 +125,17 @@ class ShardWork:
         """How many slots the log has."""
         return self._writer.next_slot
 
-    def next_prompt(self, now_s: float) -> tuple[int, int, str, list[int]] | None:
-        """Row, attempt, record id and token ids of the next record, None when none is queued; one without a prompt is a dead letter."""
+    def prompts(self, now_s: float) -> Iterator[tuple[int, int, str, list[int]]]:
+        """(row, attempt, record id, token ids) of the records that are queued; one that no prompt can be made of is a dead letter."""
+        ids, fields, render = self._records.ids, self._records.fields, self._tools.renderer.render
         while (row := self._next_row()) is not None:
-            record_id = self._records.ids[row]
             attempt = self._failed.get(row, 0) + 1
             try:
-                return row, attempt, record_id, self._tools.renderer.render(self._records.fields[row])
+                token_ids = render(fields[row])
             except RenderError as error:
                 self._bury(row, attempt=attempt - 1, dead_class=DeadClass.RENDER_ERROR, error=str(error), now_s=now_s)
-        return None
+            else:
+                yield row, attempt, ids[row], token_ids
 
     def take(self, row: int, attempt: int, completion: Completion, now_s: float) -> None:
         """An answer, or a failure of this record."""

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from itertools import islice
 from typing import Final, Protocol
 
 import polars as pl
@@ -113,14 +114,14 @@ class Worker:
 
     def _feed(self) -> None:
         """More requests than the engine decodes at a time, so that it never waits for the next one."""
+        now_s = self._clock()
         for work in self._works:
-            while len(self._in_flight) < self._tools.window and (prompt := work.next_prompt(self._clock())) is not None:
-                row, attempt, record_id, token_ids = prompt
+            for row, attempt, record_id, token_ids in islice(work.prompts(now_s), self._tools.window - len(self._in_flight)):
                 name = request_id(shard=work.lease.shard, epoch=work.lease.epoch, attempt=attempt, record_id=record_id)
                 try:
                     self._engine.submit(Request(request_id=name, token_ids=token_ids))
                 except RecordRejectedError as error:
-                    work.reject(row, attempt, error, self._clock())
+                    work.reject(row, attempt, error, now_s)
                 else:
                     self._in_flight.add(name, Flight(work, row, attempt))
                     self._tools.counters.submitted += 1

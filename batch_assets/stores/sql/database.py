@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Insert, Table, create_engine, event, insert, inspect, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError
 from tenacity import retry, retry_if_exception, stop_after_delay, wait_random
 
 from batch_assets.core.errors import Problem, UnfitEnvironmentError
@@ -40,7 +40,10 @@ class Database:
     """Reading and writing transactions on one URL, from any thread of this process. Nothing is opened before the first one."""
 
     def __init__(self, url: str, *, now: Callable[[], str] = utc_now) -> None:
-        self.url = make_url(url)
+        try:
+            self.url = make_url(url)
+        except ArgumentError as error:
+            raise _no_url() from error
         self.now = now
         self._opening = threading.Lock()
         self._engine: Engine | None = None
@@ -54,7 +57,7 @@ class Database:
         """Creates what is missing; twice, or in two processes at once, is fine. Raises UnfitEnvironmentError."""
         try:
             self._create()
-        except (DBAPIError, OSError) as error:
+        except (ArgumentError, DBAPIError, ImportError, OSError) as error:  # ArgumentError, ImportError: no such dialect, no driver
             reason = getattr(error, "orig", error)
             raise UnfitEnvironmentError(
                 Problem(
@@ -150,6 +153,20 @@ def _begin_sqlite(connection: Connection) -> None:
     statement = connection.get_execution_options().get(_BEGIN, "BEGIN")
     if statement is not None:
         connection.exec_driver_sql(statement)
+
+
+def _no_url() -> UnfitEnvironmentError:
+    """What was found is not told: it may hold a password."""
+    return UnfitEnvironmentError(
+        Problem(
+            code="register.url",
+            key="GRISTMILL_DATABASE_URL",
+            what="this is no database URL",
+            expected="sqlite:////folder/register.db or postgresql+psycopg://user:password@host/name",
+            found="something else",
+            fix="correct the variable, or unset it for the SQLite file of the installation",
+        )
+    )
 
 
 def _foreign_schema(found: int) -> UnfitEnvironmentError:

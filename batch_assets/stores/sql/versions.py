@@ -272,6 +272,6 @@ def _unknown_version(job: str, selector: str, known: Sequence[VersionRow], *, am
             found=selector,
             fix=f"name one of them, or `latest`; `gristmill versions {job}` lists all"
             if names
-            else f"plan it first: gristmill run jobs/{job}/job.yaml (or check the job's name)",
+            else f"plan it first: gristmill run {job} (or check the job's name)",
         )
     )
