@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections import Counter
@@ -80,6 +81,7 @@ def run_demo(settings: Settings, *, job_file: Path) -> ExitCode:
     _say("again", f"same input, same recipe: {calls} model calls")
     _say("", "")
     _say("look", f'gristmill query "select category, count(*) n from {figures.alias} group by 1 order by n desc"')  # noqa: S608  for people
+    _say("shell", _shell_line(settings, models))
     untrue = [
         *figures.untrue(source=job_file.parent / "tickets.jsonl"),
         *([] if calls == 0 and again.error is None else ["the second run asked the model again"]),
@@ -88,6 +90,16 @@ def run_demo(settings: Settings, *, job_file: Path) -> ExitCode:
     for line in untrue:
         _say("UNTRUE", line)
     return ExitCode.BUG if untrue else ExitCode.DONE
+
+
+def _shell_line(settings: Settings, models: Path) -> str:
+    """What makes the commands above work in the reader's shell, wherever the demo was started."""
+    activate = Path(sys.executable).parent / "activate"
+    return f"source {_here(activate)} && export GRISTMILL_ROOT={_here(Path(settings.root))} MODELS={_here(models)}"
+
+
+def _here(path: Path) -> str:
+    return f"$PWD/{path.relative_to(Path.cwd())}" if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _say(name: str, text: str) -> None:

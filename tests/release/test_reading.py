@@ -97,6 +97,30 @@ def test_a_wrong_query_is_refused_with_the_views_that_exist(installation: Instal
         query("select * from ticket", root=root)
 
 
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "copy tickets to '{there}'",
+        "copy (pivot tickets on category) to '{there}'",
+        "create table kept as select * from tickets",
+        "attach '{there}'; select 1",
+        "install httpfs",
+    ],
+)
+def test_a_query_only_reads(installation: Installation, root: str, tmp_path: Path, sql: str) -> None:
+    published(installation)
+    there = tmp_path / "there"
+    with pytest.raises(RefusedError, match="only reads"):
+        query(sql.format(there=there), root=root)
+    assert not there.exists()
+
+
+def test_a_query_may_explain_describe_and_pivot(installation: Installation, root: str) -> None:
+    published(installation)
+    for sql in ("explain select 1", "describe tickets", "pivot (select category from tickets) on category in ('bug') using count(*)"):
+        assert not query(sql, root=root).is_empty()
+
+
 def test_a_release_that_cannot_be_read_does_not_stop_queries_of_others(installation: Installation, root: str) -> None:
     published(installation)
     gone = published(installation, number=2, alias="broken")
