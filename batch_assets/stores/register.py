@@ -5,6 +5,7 @@ specified in docs/states.md. No record, answer or file content is kept here.
 """
 
 from batch_assets.stores.sql.database import utc_now
+from batch_assets.stores.sql.redrive import Redrives
 from batch_assets.stores.sql.releases import Releases
 from batch_assets.stores.sql.rows import (
     CommittedShard,
@@ -39,7 +40,7 @@ __all__ = [
 ]
 
 
-class Register(Versions, Shards, Workers, Releases):
+class Register(Versions, Shards, Redrives, Workers, Releases):
     """One database, by URL. Cheap to make (nothing is opened before the first call), safe from any thread, not to be sent to a process.
 
     Reads wait for nobody. A write is one transaction, durable when the call returns; a call that raised changed nothing, except when the
