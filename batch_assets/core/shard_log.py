@@ -99,6 +99,8 @@ class Folded:
     dead: dict[str, Dead] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
     last_failures: dict[str, Failed] = field(default_factory=dict)  # of the records in `failed`
+    reopened: dict[str, int] = field(default_factory=dict)  # dead letters that a redrive opened again -> its round, the latest
+    reopens: int = 0  # how often, over all records and rounds
     epoch: int = 0  # the highest fence
     round: int = ROUND_FIRST
     workers: dict[int, str] = field(default_factory=dict)  # epoch -> who held it
@@ -173,10 +175,15 @@ def _take_failure(folded: Folded, failed: Failed) -> None:
 
 
 def _take_reopen(folded: Folded, reopen: Reopen) -> None:
+    if reopen.round != folded.round or reopen.round == ROUND_FIRST:  # of no redrive: its fence would have begun that round
+        folded.void_entries += 1
+        return
     for record_id in reopen.record_ids:
         if folded.dead.pop(record_id, None) is not None:
             folded.failed.pop(record_id, None)
             folded.last_failures.pop(record_id, None)
+            folded.reopened[record_id] = reopen.round
+            folded.reopens += 1
 
 
 def _count_void(folded: Folded, entry: Entry) -> None:

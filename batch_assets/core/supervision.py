@@ -126,11 +126,12 @@ class Done:
     set_aside: int = 0
     retried: int = 0
     redone: int = 0
+    reopened: int = 0  # dead letters that redrives opened again: each has one more entry
 
     @property
     def logged(self) -> int:
         """Terminal entries that workers wrote for these records, repeated ones included: what their counters have counted."""
-        return self.rows - self.set_aside + self.redone
+        return self.rows - self.set_aside + self.redone + self.reopened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +160,7 @@ def rows_done(*, total: int, committed: Done, underway: Underway, all_committed:
 
 def dead_done(*, rows: int, committed: Done, underway: Underway) -> int:
     """Dead letters among the `rows` that are done; never more than those."""
-    by_workers = committed.dead - committed.set_aside
+    by_workers = committed.dead - committed.set_aside + committed.reopened
     return min(committed.dead + max(0, underway.dead - by_workers), rows)
 
 
