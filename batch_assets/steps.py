@@ -19,6 +19,7 @@ from batch_assets.core.errors import GristmillError, NotFinishedError, Problem, 
 from batch_assets.core.identity import digest_of, shard_key, split_shard_key
 from batch_assets.core.leasing import HoldReason
 from batch_assets.core.prompting import PromptRenderer
+from batch_assets.core.statistics import Statistics
 from batch_assets.core.validation import CheckSettings
 from batch_assets.core.verdict import Verdict
 from batch_assets.engines.tokenizers import tokenizer_for
@@ -27,7 +28,7 @@ from batch_assets.fleet.supervisor import SupervisionReport, supervise
 from batch_assets.flows.judge import judge
 from batch_assets.flows.planner import PlanReport, plan
 from batch_assets.flows.publish import PublishReport, publish, rollback
-from batch_assets.flows.release import ReleaseReport, build_release
+from batch_assets.flows.release import ReleaseReport, build_release, is_of_last_round
 from batch_assets.stores.installation import Installation
 from batch_assets.stores.job_folders import Job
 from batch_assets.stores.models import verify_model
@@ -244,6 +245,8 @@ def answer_version(
             progress=show,
             should_stop=lambda: False,
         )
+    for line in Statistics.of(shard.stats for shard in installation.register.shards(graph.name, row.name)).lines(row.name):
+        context.log.info(line)
     if report.pending or report.blocked or report.held:
         raise NotFinishedError(_left(graph.name, row.name, report))
     return report
@@ -335,8 +338,11 @@ def alias_of(alias: str, row: VersionRow) -> str:
 
 
 def _is_live(installation: Installation, graph: JobGraph, version: str) -> bool:
+    """Readers get this version, and what they get is all there is of it: no redrive is open or waits to be released."""
     live = installation.aliases().read(alias_of(graph.alias, installation.register.version(graph.name, version)))
-    return live is not None and live.job == graph.name and live.version == version
+    if live is None or live.job != graph.name or live.version != version:
+        return False
+    return is_of_last_round(installation, installation.register.get_release(live.release_id))
 
 
 def _waits_for_approval(job: str, report: PlanReport) -> Problem:

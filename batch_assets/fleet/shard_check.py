@@ -75,8 +75,8 @@ class ShardStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedShard:
-    """Rows for the outcomes table, in the frozen input's order: one per record of the shard in its first round, in a later one only those of
-    records that were reopened in it. `stats` are those of the whole shard, over all rounds.
+    """Rows for the outcomes table, in the frozen input's order: of a first round one per record of the shard, of a later one those of the
+    records that it reopened. `stats` are those of the whole shard, over all rounds.
     """
 
     shard: int

@@ -126,7 +126,7 @@ def rollback(
         return _unchanged(live)
     _verify(installation, release)
     installation.register.hold_job(job, by=by, note=f"rollback of {alias} to {release.version}: {reason}", reason=HoldReason.ROLLBACK)
-    if _number(release.version) < _number(live.version):
+    if _is_older(installation, release, live=live):
         installation.register.mark_published(live.release_id)  # it was, even when its publisher crashed before saying so
         installation.register.mark_withdrawn(live.release_id)
     return _swap(installation, _Move(alias=alias, release=release, live=live, by=by, reason=reason, rollback=True), now=now)
@@ -191,6 +191,14 @@ def _number(version: str) -> int:
     return int(version.partition("-")[0].removeprefix("v"))
 
 
+def _is_older(installation: Installation, release: ReleaseRow, *, live: AliasRow) -> bool:
+    """Of an earlier version, or of the same one and built earlier: before a redrive."""
+    if release.version != live.version:
+        return _number(release.version) < _number(live.version)
+    newest_first = [each.release_id for each in installation.register.releases(release.job)]
+    return newest_first.index(release.release_id) > newest_first.index(live.release_id)
+
+
 def _refuse_backward(installation: Installation, release: ReleaseRow, *, live: AliasRow | None, alias: str) -> None:
     """Another job's alias, a release that readers had before, or a version older than the live one."""
     if live is not None and live.job != release.job:
@@ -200,10 +208,7 @@ def _refuse_backward(installation: Installation, release: ReleaseRow, *, live: A
         raise _refused("publish.once", alias, what=what, fix=_back_by_rollback(release, alias))
     if live is None:
         return
-    build = [each.release_id for each in installation.register.releases(release.job)]
-    older = _number(release.version) < _number(live.version)
-    older_build = release.version == live.version and build.index(release.release_id) > build.index(live.release_id)
-    if older or older_build:
+    if _is_older(installation, release, live=live):
         what = f"{release.version} ({release.release_id}) is older than what is live, {live.version} ({live.release_id})"
         raise _refused("publish.backward", alias, what=what, fix="publish goes forward only; plan a new version for a correction")
 

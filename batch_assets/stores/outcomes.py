@@ -52,7 +52,7 @@ CONFIGURATION: Mapping[str, str | None] = {
 REOPEN_MERGES = 20  # an open table slows down with every commit that it has to carry (FINDINGS, Delta)
 MERGE_TRIES_MAX = 8  # a real conflict needs a second committer, and `still_mine` ends that after one lease
 # Each part was seen to matter (tests/fleet/test_redrive_merge.py): without the first, a result is overwritten; without the second, a round
-# that is repeated late takes back what a later one made; and with an insert clause a repeated redrive doubles what it has turned into results.
+# that is repeated late takes back what a later one made; and with an insert clause a repeated redrive doubles its results.
 STILL_DEAD = "t.outcome = 'dead_letter'"
 OF_AN_EARLIER_ROUND = "t.round < s.round"
 DTYPE_OF_KIND: Mapping[str, type[pl.DataType]] = {"string": pl.String, "integer": pl.Int64, "number": pl.Float64, "boolean": pl.Boolean}
@@ -70,7 +70,7 @@ class OutcomesWrongError(GristmillError):
 
     def __init__(self, *, uri: str, shards: Sequence[int], expected: int, found: int) -> None:
         super().__init__(
-            f"{uri}: shards {list(shards)}: expected {expected} rows of this commit in the table, found {found}; stop and look at its history",
+            f"{uri}: shards {list(shards)}: {expected} rows expected of this commit, {found} found in the table; stop and look at it",
             uri=uri,
             shards=tuple(shards),
             expected=expected,

@@ -9,21 +9,15 @@ import pytest
 from batch_assets.core.errors import ConflictError, NotFinishedError, UnfitEnvironmentError
 from batch_assets.core.leasing import RETURNED_MAX, ShardState, VersionState
 from batch_assets.core.records import DeadClass
-from batch_assets.core.redrive import TRANSIENT_CLASSES
 from batch_assets.core.shard_log import Entry, Reopen, fold
 from batch_assets.fleet.committer import Committer
-from batch_assets.flows.redrive import REDRIVER, RedriveReport, redrive
+from batch_assets.flows.redrive import REDRIVER
 from batch_assets.stores.installation import Installation
 from batch_assets.stores.register import Lease, ShardRow
 from tests.support.fleets import FakeClock, Run, finish
-from tests.support.versions import SCHEMA, Planned, answered, claim, dead, failed, installation_in, stage, write
+from tests.support.redrives import IDS, CrashError, commit_all, finished_with_dead_letters, leading, reopen
+from tests.support.versions import SCHEMA, Planned, answered, claim, dead, installation_in, stage, write
 from tests.support.workers import drive, folded, plan
-
-IDS = {1: ["a1", "a2", "a3", "a4"], 2: ["b1", "b2"], 3: ["c1", "c2"]}
-
-
-class CrashError(Exception):
-    """The process dies here."""
 
 
 @pytest.fixture
@@ -33,53 +27,7 @@ def installation(tmp_path: Path) -> Installation:
 
 @pytest.fixture
 def planned(installation: Installation) -> Planned:
-    """Finished. Dead letters: a2 `schema`, a3 `timed_out`, a4 `rejected`, b1 `schema`, e1 `empty` (set aside); shard 3 has none."""
-    planned = plan(installation, IDS, set_aside={1: ["e1"]})
-
-    def first(lease: Lease) -> Iterable[Entry]:
-        yield from (failed("a2", epoch=lease.epoch, attempt=attempt) for attempt in (1, 2, 3))
-        yield dead("a2", epoch=lease.epoch)
-        yield dead("a3", epoch=lease.epoch, dead_class="timed_out")
-        yield dead("a4", epoch=lease.epoch, attempt=1, dead_class="rejected")
-
-    stage(planned, leave_out=["a2", "a3", "a4"], also=first)
-    stage(planned, leave_out=["b1"], also=lambda lease: [dead("b1", epoch=lease.epoch)])
-    stage(planned)
-    commit_all(planned)
-    return planned
-
-
-def leading(planned: Planned) -> int:
-    register = planned.installation.register
-    seen = register.lead(planned.job, planned.version)
-    generation = register.take_lead(job=planned.job, version=planned.version, holder="run", seen=seen)
-    assert generation is not None
-    return generation
-
-
-def commit_all(planned: Planned, *, crash_at: str | None = None) -> list[ShardRow]:
-    """Lead, commit what is staged, finish, leave."""
-    register, named = planned.installation.register, {"job": planned.job, "version": planned.version}
-    generation = leading(planned)
-
-    def failpoint(place: str) -> None:
-        if place == crash_at:
-            register.leave_lead(**named, generation=generation)
-            raise CrashError(place)
-
-    commit = Committer(planned.installation, **named, generation=generation, failpoint=failpoint)
-    committed = []
-    while register.staged(planned.job, planned.version, 1):
-        committed += commit.step()
-        if not committed:
-            break
-    register.finish_version(**named)
-    register.leave_lead(**named, generation=generation)
-    return committed
-
-
-def reopen(planned: Planned, *classes: DeadClass, **more) -> RedriveReport:
-    return redrive(planned.installation, job=planned.job, version=planned.version, classes=classes or TRANSIENT_CLASSES, **more)
+    return finished_with_dead_letters(installation)
 
 
 def rows(planned: Planned) -> dict[str, tuple[str, str | None, int, int]]:
@@ -143,7 +91,7 @@ def test_the_log_gets_one_slot_with_the_redrive_s_fence_and_the_ids(planned: Pla
     reopen(planned)
     slots = planned.installation.shard_log(job=planned.job, version=planned.version, shard=1).read(None)
     assert staged is not None
-    (fence, entry) = slots[staged] or ()
+    (fence, entry) = slots[staged] or (None, None)
     assert (fence.epoch, fence.round, fence.worker) == (2, 1, REDRIVER)  # type: ignore[union-attr]
     assert entry == Reopen(epoch=2, round=1, record_ids=("a2", "a3"))
     assert len(slots) == staged + 1
@@ -263,7 +211,7 @@ def test_the_same_redrive_again_after_such_a_crash_puts_nothing_twice(planned: P
 
 def test_a_second_redrive_while_one_is_open_is_refused_in_words(planned: Planned) -> None:
     reopen(planned)
-    with pytest.raises(NotFinishedError, match="a redrive of .* is open: 2 of its shards"):
+    with pytest.raises(NotFinishedError, match=r"a redrive of .* is open: 2 of its shards"):
         reopen(planned)
     with pytest.raises(NotFinishedError, match="--version"):
         reopen(planned, DeadClass.REJECTED)
@@ -342,11 +290,13 @@ def test_a_reopened_record_that_the_log_lacks_sends_the_shard_back_and_at_last_b
 
 def test_a_redrive_entry_that_no_redrive_wrote_opens_nothing(installation: Installation) -> None:
     planned = plan(installation, {1: ["a1", "a2"]})
-    stage(
-        planned,
-        leave_out=["a1"],
-        also=lambda lease: [dead("a1", epoch=lease.epoch), Reopen(lease.epoch, 0, ("a1",)), Reopen(lease.epoch, 1, ("a1",))],
-    )
+
+    def forged(lease: Lease) -> Iterable[Entry]:
+        yield dead("a1", epoch=lease.epoch)
+        yield Reopen(lease.epoch, 0, ("a1",))
+        yield Reopen(lease.epoch, 1, ("a1",))
+
+    stage(planned, leave_out=["a1"], also=forged)
     found = folded(planned, 1)
     assert (set(found.dead), found.reopened, found.void_entries) == ({"a1"}, {}, 2)
 
