@@ -58,13 +58,13 @@ def test_two_processes_on_one_database_never_both_win(open_register: OpenRegiste
     assert register.counts(JOB, version)[ShardState.STAGED] == 60
 
 
-def test_processes_that_create_the_database_at_once_all_find_it_whole(database_url: str):
-    outputs = all_at_once([start("create", database_url) for _ in range(3)])
+def test_processes_that_create_the_database_at_once_all_find_it_whole(empty_database_url: str):
+    outputs = all_at_once([start("create", empty_database_url) for _ in range(3)])
     assert outputs == [[["jobs", "0"]]] * 3
 
 
-def test_threads_that_create_at_once_all_find_it_whole(database_url: str):
-    registers = [Register(database_url) for _ in range(6)]
+def test_threads_that_create_at_once_all_find_it_whole(empty_database_url: str):
+    registers = [Register(empty_database_url) for _ in range(6)]
     at_once([register.create for register in registers])
     assert [register.jobs() for register in registers] == [[]] * 6
     at_once([register.close for register in registers])
@@ -87,11 +87,14 @@ def test_nothing_is_opened_before_the_first_call(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_database_of_another_schema_is_refused(register: Register):
+def test_a_database_of_another_schema_is_refused(empty_database_url: str):
+    register = Register(empty_database_url)
+    register.create()
     with register.writing() as connection:
         connection.execute(update(schema).values(version=99))
     with pytest.raises(UnfitEnvironmentError, match="expected schema 1, found schema 99"):
         register.create()
+    register.close()
 
 
 def test_a_place_that_is_no_database_is_refused_with_its_name(tmp_path: Path):
