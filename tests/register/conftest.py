@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import delete
 
 from batch_assets.stores.register import Register
-from batch_assets.stores.sql.tables import metadata, schema
+from batch_assets.stores.sql.tables import metadata
 from tests.support.postgres import Server
 from tests.support.registers import TickingClock
 
@@ -51,8 +51,7 @@ def remove_rows(url: str) -> None:
     register = Register(url)
     with register.writing() as connection:
         for table in reversed(metadata.sorted_tables):
-            if table is not schema:
-                connection.execute(delete(table))
+            connection.execute(delete(table))
     register.close()
 
 
