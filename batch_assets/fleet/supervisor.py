@@ -208,8 +208,10 @@ class Supervisor:
     def _take_lead(self, observer: LeaseObserver[LeadRow]) -> int | None:
         wish = self._wish
         lead = self._register.lead(wish.job, wish.version)
-        if lead is not None and not lead.released and not self._register.lead_has_lapsed(
-            lead, job=wish.job, version=wish.version, observer=observer, now_s=self._parts.clock()
+        if (
+            lead is not None
+            and not lead.released
+            and not self._register.lead_has_lapsed(lead, job=wish.job, version=wish.version, observer=observer, now_s=self._parts.clock())
         ):
             return None
         return self._register.take_lead(job=wish.job, version=wish.version, holder=wish.holder, seen=lead)

@@ -3,6 +3,7 @@
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -78,11 +79,8 @@ def _store(settings: Settings) -> str:
 
 
 def _database(settings: Settings) -> str:
-    register = Installation.open(settings).register
-    try:
-        return f"{register.isolation().server} ({register.url.render_as_string(hide_password=True)}): {len(register.jobs())} jobs"
-    finally:
-        register.close()
+    with _register(settings) as register:
+        return f"{register.isolation().server} at {register.url.render_as_string(hide_password=True)}: {len(register.jobs())} jobs"
 
 
 def _dagster_home(settings: Settings) -> str:
@@ -126,11 +124,17 @@ def _installed() -> Iterator[tuple[str, str]]:
 
 
 def _isolation(settings: Settings) -> str:
-    register = Register(settings.database_url)
-    try:
+    with _register(settings) as register:
         found = register.isolation()
-    finally:
-        register.close()
     if found.obstacle is not None:
         return f"off: {found.obstacle}"
     return f"on: {found.role} gives the workers of each version a login of their own"
+
+
+@contextmanager
+def _register(settings: Settings) -> Iterator[Register]:
+    register = Installation.open(settings).register
+    try:
+        yield register
+    finally:
+        register.close()

@@ -56,6 +56,15 @@ def remove_rows(url: str) -> None:
 
 
 @pytest.fixture
+def register_on_postgres(tables_in_postgres: str) -> Iterator[Register]:
+    """Without rows, for what only PostgreSQL promises."""
+    remove_rows(tables_in_postgres)
+    register = Register(tables_in_postgres)
+    yield register
+    register.close()
+
+
+@pytest.fixture
 def open_register(database_url: str) -> Iterator[OpenRegister]:
     """Makes registers on one database, each with connections of its own, as another process would have."""
     opened: list[Register] = []

@@ -19,9 +19,11 @@ from tests.support.threads import at_once
 REPOSITORY = Path(__file__).parents[2]
 
 
-def start(*arguments: str) -> "subprocess.Popen[str]":
+def start(*arguments: str, clock: str | None = None) -> "subprocess.Popen[str]":
+    """`clock`: how far its wall clock is off, as faketime writes it (`+5h`)."""
+    faked = ["faketime", "-m", "-f", clock] if clock else []
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.register.processes", *arguments],
+        [*faked, sys.executable, "-m", "tests.register.processes", *arguments],
         cwd=REPOSITORY,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -28,7 +28,7 @@ NOBODY = 65534
 START_S = 60.0
 STOP_S = 30.0
 # Nothing here that changes what is promised: every commit is fsynced, as by default.
-OPTIONS: Mapping[str, str] = {"shared_buffers": "32MB", "log_min_messages": "warning"}
+OPTIONS: Mapping[str, str] = {"shared_buffers": "32MB", "log_connections": "on"}
 
 
 class Server:

@@ -4,7 +4,7 @@ An UPDATE that changed nothing is looked at again in the same transaction: the s
 answered as if it had succeeded, anybody else is stale.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ from batch_assets.core.leasing import (
     state_after_end,
     state_after_return,
 )
+from batch_assets.stores.sql.database import utc_now
 from batch_assets.stores.sql.leads import Leads
 from batch_assets.stores.sql.rows import CommittedShard, Lease, ShardRow, rounds_stored, shard_of
 from batch_assets.stores.sql.tables import jobs, shards, versions, workers
@@ -47,6 +48,11 @@ class LeasedShard(NamedTuple):
 
 class Shards(Leads):
     """The shards of versions. `job` and `version` are names, `shard` is a number."""
+
+    def __init__(self, url: str, *, now: Callable[[], str] = utc_now, pooled: bool = True) -> None:
+        super().__init__(url, now=now, pooled=pooled)
+        # Claims whose commit was not acknowledged, by job, version and worker: asked again, the worker gets that shard and no other.
+        self._unanswered: dict[tuple[str, str, str], Lease] = {}
 
     def want(self, *, job: str, version: str, shards: Collection[int] | None) -> None:
         """Makes these claimable (None: all), for as long as the version lives. Wanting again changes nothing."""
@@ -71,6 +77,9 @@ class Shards(Leads):
 
         A shard that avoids this worker is left to others as long as others of the version live. Asking for nothing writes nothing.
         """
+        unanswered = self._unanswered.pop((job, version, worker), None)
+        if unanswered is not None and self._is_held(unanswered):
+            return unanswered
         candidate = _candidate(job, version, worker)
         with self.reading() as connection:
             if connection.scalar(candidate) is None:
@@ -91,8 +100,11 @@ class Shards(Leads):
             if row is None:
                 return None
             attempt = connection.scalar(select(versions.c.input_attempt).where(versions.c.job == job, versions.c.name == version))
-        assert attempt is not None, f"{version} is active without an input"
-        return _lease(shard_of(row), worker, attempt)
+            assert attempt is not None, f"{version} is active without an input"
+            lease = _lease(shard_of(row), worker, attempt)
+            self._unanswered[job, version, worker] = lease  # until the commit, which follows here, was heard of
+        del self._unanswered[job, version, worker]
+        return lease
 
     def renew(self, lease: Lease) -> None:
         """Raises StaleLeaseError. Fine after the holder's own `stage`."""
@@ -227,6 +239,11 @@ class Shards(Leads):
             for some in _some(shards):
                 announced = update(_T).where(_of(job, version), some, _T.c.state == ShardState.COMMITTED)
                 connection.execute(announced.values(announced=True))
+
+    def _is_held(self, lease: Lease) -> bool:
+        with self.reading() as connection:
+            now = _holding(connection, lease)
+        return now.state is ShardState.LEASED and (now.epoch, now.worker) == (lease.epoch, lease.worker)
 
     def _leased(self, *which: ColumnElement[bool]) -> list[LeasedShard]:
         columns = select(_T.c.number, _T.c.epoch, _T.c.renewals, _T.c.owner)
