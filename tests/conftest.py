@@ -6,11 +6,13 @@ that skips what it cannot run stays green while it proves less and less.
 
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
+
+from tests.support import postgres
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
@@ -96,3 +98,10 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no shared data at {folder}; set GRISTMILL_SHARED")
     return folder
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[postgres.Server]:
+    """One private cluster for the whole session, started by the first test that asks for it."""
+    with postgres.running() as server:
+        yield server

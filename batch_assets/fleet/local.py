@@ -148,7 +148,8 @@ class LocalFleet:
         log_path = self._log_path(worker_id)
         log_path.parent.mkdir(parents=True, exist_ok=True)
         arguments = ["--job", self._job, "--version", self._version, "--worker-id", worker_id]
-        environment = {**os.environ, **self._installation.settings.as_environment(), SPEED_VARIABLE: json.dumps(self._speed)}
+        settings = self._installation.worker_environment(job=self._job, version=self._version)
+        environment = {**os.environ, **settings, SPEED_VARIABLE: json.dumps(self._speed)}
         with log_path.open("ab") as log:
             child = subprocess.Popen(
                 [*self._command, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True

@@ -208,8 +208,11 @@ class Supervisor:
     def _take_lead(self, observer: LeaseObserver[LeadRow]) -> int | None:
         wish = self._wish
         lead = self._register.lead(wish.job, wish.version)
-        lapsed = observer.lapsed({lead: lead.renewals}, now_s=self._parts.clock()) if lead is not None else []
-        if lead is not None and not lead.released and not lapsed:
+        if (
+            lead is not None
+            and not lead.released
+            and not self._register.lead_has_lapsed(lead, job=wish.job, version=wish.version, observer=observer, now_s=self._parts.clock())
+        ):
             return None
         return self._register.take_lead(job=wish.job, version=wish.version, holder=wish.holder, seen=lead)
 
@@ -344,17 +347,12 @@ class Duties:
 
     def _expire_lapsed(self, *, now_s: float) -> bool:
         """Whether any shard is leased."""
-        leased = {(lease.number, lease.epoch): lease.renewals for lease in self._register.leased(self._wish.job, self._wish.version)}
-        for number, epoch in self._leases.lapsed(leased, now_s=now_s):
+        job, version = self._wish.job, self._wish.version
+        for lease in self._register.lapsed(job, version, observer=self._leases, now_s=now_s):
             self._register.expire(
-                job=self._wish.job,
-                version=self._wish.version,
-                shard=number,
-                epoch=epoch,
-                renewals=leased[number, epoch],
-                end=LeaseEnd.EXPIRED,
+                job=job, version=version, shard=lease.number, epoch=lease.epoch, renewals=lease.renewals, end=LeaseEnd.EXPIRED
             )
-        return bool(leased)
+        return bool(self._register.leased(job, version))
 
     def _kill_hung(self, *, now_s: float) -> None:
         """A stopped or wedged process lost its shards after one lease; it must not take up a place (and a GPU) for ever."""

@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
 def work(job: str, version: str, worker_id: str, environment: Mapping[str, str]) -> int:
     """Runs one worker to its end."""
     settings = Settings.from_environment(environment)
-    installation = Installation.open(settings)
+    installation = Installation.open(settings, pooled=False)
     spec = installation.specs().read(job, version)
     build = engine_build(settings.engine)
     installation.register.worker_started(
@@ -125,7 +125,7 @@ def work(job: str, version: str, worker_id: str, environment: Mapping[str, str])
 
 def drive(worker: Worker, settings: Settings, *, job: str, version: str, worker_id: str, counters: Counters) -> None:
     """The loop, with a heartbeat on a database connection of its own beside it."""
-    register = Register(settings.database_url)
+    register = Register(settings.database_url, pooled=False)
     heartbeat = Heartbeat(
         register=register,
         job=job,
