@@ -1,0 +1,111 @@
+"""What a worker does when it is in doubt: it answers suspects alone, and asks what has an answer already before it believes its failures.
+
+The rules are in `core/retries.py` (suspects) and `core/breakers.py` (evidence). Nothing here runs while all is well.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from batch_assets.core.breakers import ROW_MAX, SAMPLE_MIN, Evidence
+from batch_assets.core.errors import RecordRejectedError, UnfitWorkerError
+from batch_assets.core.ports import Completion, Engine, Request
+from batch_assets.core.records import DeadClass
+from batch_assets.core.request_ids import request_id
+from batch_assets.stores.register import Lease
+from batch_assets.worker.feeder import ShardWork, Tools
+from batch_assets.worker.in_flight import Flight, InFlight
+
+CONTROL_ATTEMPT: Final = 0  # in a request's name: counts for nobody
+NO_ROW: Final = -1
+
+
+@dataclass(slots=True)
+class Control:
+    """A record that has an answer, asked once more. In a Flight it stands where a ShardWork does; its answer is thrown away."""
+
+    work: ShardWork
+    evidence: Evidence
+    is_back: bool = False
+    has_failed: bool = False
+
+    @property
+    def lease(self) -> Lease:
+        """It goes with its shard."""
+        return self.work.lease
+
+    def take(self, row: int, attempt: int, completion: Completion, now_s: float) -> None:  # noqa: ARG002  as a ShardWork does
+        """The caller notes a valid one as an answer."""
+        self.is_back = True
+        if not self.work.is_valid(completion):
+            self._fail()
+
+    def fail(self, row: int, attempt: int, dead_class: DeadClass, error: str, *, tokens_output: int) -> None:  # noqa: ARG002
+        """No answer in time."""
+        self._fail()
+
+    def _fail(self) -> None:
+        self.is_back = self.has_failed = True
+        self.evidence.failed()
+
+
+class Doubts:
+    """One thread uses it, the loop's. `before_start` is called when a group of suspects is about to get the engine."""
+
+    def __init__(self, *, engine: Engine, in_flight: InFlight, tools: Tools, before_start: Callable[[], object]) -> None:
+        self._engine, self._in_flight, self._tools, self._before_start = engine, in_flight, tools, before_start
+        self._evidence = tools.evidence
+        self._control: Control | None = None
+
+    def weigh(self, works: Sequence[ShardWork], now_s: float) -> None:
+        """Failures are believed as long as answers come beside them; else a control decides. Raises UnfitWorkerError, none believed."""
+        if not any(work.withheld for work in works):
+            return
+        if not self._evidence.is_sound:
+            is_idle = not self._in_flight and not any(work.has_queued for work in works)
+            if not is_idle and self._evidence.row < ROW_MAX:
+                return  # an answer may come yet
+            if self._asks_control(works):
+                return
+            if self._evidence.row >= SAMPLE_MIN:
+                raise _unfit(works)
+        for work in works:
+            work.accept_failures(now_s)
+
+    def probe(self, work: ShardWork, *, is_alone: bool) -> None:
+        """The next group of suspects, when engine and log have nothing left of what was before. Raises StaleLeaseError."""
+        if not is_alone or self._in_flight or work.has_queued or work.withheld or not work.is_flushed:
+            return
+        if self._evidence.is_proven or not self._asks_control([work]):
+            self._before_start()
+            work.start_next_group()
+
+    def _asks_control(self, works: Sequence[ShardWork]) -> bool:
+        """Whether one is under way; False when nothing with a known answer is at hand. Raises UnfitWorkerError when one has failed."""
+        control = self._control
+        if control is not None and control.has_failed:
+            raise _unfit(works)
+        if control is not None and not control.is_back and any(work is control.work for work in works):
+            return True
+        known = next(((work, work.known_good) for work in works if work.known_good is not None), None)
+        if known is None:
+            return False
+        self._control = Control(known[0], self._evidence)
+        self._submit(self._control, known[1])
+        return True
+
+    def _submit(self, control: Control, record_id: str) -> None:
+        lease = control.lease
+        name = request_id(shard=lease.shard, epoch=lease.epoch, attempt=CONTROL_ATTEMPT, record_id=record_id)
+        try:
+            self._engine.submit(Request(request_id=name, token_ids=control.work.prompt_of(record_id)))
+        except RecordRejectedError:
+            control.fail(NO_ROW, CONTROL_ATTEMPT, DeadClass.REJECTED, "", tokens_output=0)
+        else:
+            self._in_flight.add(name, Flight(control, NO_ROW, CONTROL_ATTEMPT))
+            self._tools.counters.submitted += 1
+
+
+def _unfit(works: Sequence[ShardWork]) -> UnfitWorkerError:
+    return UnfitWorkerError(failures=Counter(name for work in works for name in work.withheld))
