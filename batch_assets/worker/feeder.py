@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Final, Protocol
 
 import polars as pl
@@ -15,9 +15,10 @@ import polars as pl
 from batch_assets.core.answers import AnswerChecker, InvalidAnswer
 from batch_assets.core.breakers import Evidence
 from batch_assets.core.errors import RecordRejectedError
-from batch_assets.core.ports import Completion
+from batch_assets.core.ports import Completion, Request
 from batch_assets.core.prompting import PromptRenderer, RenderError
 from batch_assets.core.records import FIELD_PREFIX, TO_ANSWER, DeadClass
+from batch_assets.core.request_ids import CONTROL_ATTEMPT, request_id
 from batch_assets.core.retries import admission, entries_of, judge_end
 from batch_assets.core.shard_log import Answered, Dead, Entry, Failed, Fence, Folded, Slot, Start, fold
 from batch_assets.stores.register import Lease
@@ -109,7 +110,7 @@ class ShardWork:
         self._put: tuple[list[Entry], Future[int]] | None = None  # on its way; one at a time, since slots have an order
         self._unflushed_since_s = 0.0
         self._withheld: list[tuple[int, Failed | Dead]] = []
-        self.known_good = next((record_id for record_id in records.ids if record_id in folded.answered), None) if folded.answered else None
+        self._answered = next((record_id for record_id in records.ids if record_id in folded.answered), None) if folded.answered else None
         self._open = sum(1 for record_id in records.ids if not folded.is_terminal(record_id))  # without a terminal entry, or one to be put
         rows = {record_id: row for row, record_id in enumerate(records.ids)} if folded.failed or folded.suspicion.untried else {}
         self._groups = deque(tuple(rows[each] for each in group if each in rows) for group in folded.suspicion.groups_left)
@@ -225,13 +226,14 @@ class ShardWork:
         """Classes of the failures that there is no evidence for yet."""
         return [entry.dead_class for _, entry in self._withheld]
 
-    def prompt_of(self, record_id: str) -> list[int]:
-        """Token ids of a record of this shard that has a prompt."""
-        return self._tools.renderer.render(self._records.fields[self._records.ids.index(record_id)])
-
-    def is_valid(self, completion: Completion) -> bool:
-        """Whether this would be an answer."""
-        return not isinstance(self._tools.checker.check(completion.text, completion.finish_reason), InvalidAnswer)
+    def known(self) -> Request | None:
+        """Asks again for an answer of this shard that is known; None while it has none."""
+        entries = chain(self._put[0] if self._put else (), self._unflushed)
+        record_id = self._answered or next((entry.record_id for entry in entries if isinstance(entry, Answered)), None)
+        if record_id is None:
+            return None
+        name = request_id(shard=self.lease.shard, epoch=self.lease.epoch, attempt=CONTROL_ATTEMPT, record_id=record_id)
+        return Request(name, self._tools.renderer.render(self._records.fields[self._records.ids.index(record_id)]))
 
     def start_next_group(self) -> None:
         """These suspects are next, and alone; it is in the log before the engine gets the first of them. Raises StaleLeaseError."""
@@ -273,6 +275,7 @@ class ShardWork:
             return False
         (chunk, made), self._put = self._put, None
         made.result()
+        self._answered = self._answered or next((entry.record_id for entry in chunk if isinstance(entry, Answered)), None)
         self._count(chunk)
         return True
 

@@ -190,6 +190,7 @@ class Worker:
                 with self._holding(work.lease):
                     self._register.stage(work.lease, slots=work.slots, seconds=self._clock() - work.opened_s)
                     self._note("staged", shard=work.lease.key, epoch=work.lease.epoch, slots=work.slots, failures=work.failures_by_class)
+                self._doubts.remember(work)
                 self._forget(work.lease)
                 yield Point.STAGED
             elif work.is_left_to_others:

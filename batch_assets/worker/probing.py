@@ -8,37 +8,31 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from batch_assets.core.breakers import ROW_MAX, SAMPLE_MIN, Evidence
+from batch_assets.core.answers import InvalidAnswer
+from batch_assets.core.breakers import ROW_MAX, SAMPLE_MIN
 from batch_assets.core.errors import RecordRejectedError, UnfitWorkerError
 from batch_assets.core.ports import Completion, Engine, Request
 from batch_assets.core.records import DeadClass
-from batch_assets.core.request_ids import request_id
-from batch_assets.stores.register import Lease
+from batch_assets.core.request_ids import CONTROL_ATTEMPT
 from batch_assets.worker.feeder import ShardWork, Tools
 from batch_assets.worker.in_flight import Flight, InFlight
 
-CONTROL_ATTEMPT: Final = 0  # in a request's name: counts for nobody
 NO_ROW: Final = -1
 
 
 @dataclass(slots=True)
 class Control:
-    """A record that has an answer, asked once more. In a Flight it stands where a ShardWork does; its answer is thrown away."""
+    """A request whose answer is known. In a Flight it stands where a ShardWork does; it belongs to no shard, its answer to nobody."""
 
-    work: ShardWork
-    evidence: Evidence
+    tools: Tools
+    lease: None = None
     is_back: bool = False
     has_failed: bool = False
 
-    @property
-    def lease(self) -> Lease:
-        """It goes with its shard."""
-        return self.work.lease
-
     def take(self, row: int, attempt: int, completion: Completion, now_s: float) -> None:  # noqa: ARG002  as a ShardWork does
-        """The caller notes a valid one as an answer."""
+        """The loop notes a valid one as an answer."""
         self.is_back = True
-        if not self.work.is_valid(completion):
+        if isinstance(self.tools.checker.check(completion.text, completion.finish_reason), InvalidAnswer):
             self._fail()
 
     def fail(self, row: int, attempt: int, dead_class: DeadClass, error: str, *, tokens_output: int) -> None:  # noqa: ARG002
@@ -47,7 +41,7 @@ class Control:
 
     def _fail(self) -> None:
         self.is_back = self.has_failed = True
-        self.evidence.failed()
+        self.tools.evidence.failed()
 
 
 class Doubts:
@@ -56,7 +50,12 @@ class Doubts:
     def __init__(self, *, engine: Engine, in_flight: InFlight, tools: Tools, before_start: Callable[[], object]) -> None:
         self._engine, self._in_flight, self._tools, self._before_start = engine, in_flight, tools, before_start
         self._evidence = tools.evidence
+        self._known: Request | None = None
         self._control: Control | None = None
+
+    def remember(self, work: ShardWork) -> None:
+        """A shard is about to be forgotten: one request with a known answer is kept for later doubts."""
+        self._known = self._known or work.known()
 
     def weigh(self, works: Sequence[ShardWork], now_s: float) -> None:
         """Failures are believed as long as answers come beside them; else a control decides. Raises UnfitWorkerError, none believed."""
@@ -82,28 +81,25 @@ class Doubts:
             work.start_next_group()
 
     def _asks_control(self, works: Sequence[ShardWork]) -> bool:
-        """Whether one is under way; False when nothing with a known answer is at hand. Raises UnfitWorkerError when one has failed."""
+        """Whether one is under way; False when no known answer is at hand. Raises UnfitWorkerError when one has failed."""
         control = self._control
         if control is not None and control.has_failed:
             raise _unfit(works)
-        if control is not None and not control.is_back and any(work is control.work for work in works):
+        if control is not None and not control.is_back:
             return True
-        known = next(((work, work.known_good) for work in works if work.known_good is not None), None)
-        if known is None:
-            return False
-        self._control = Control(known[0], self._evidence)
-        self._submit(self._control, known[1])
-        return True
+        request = next((known for work in works if (known := work.known()) is not None), self._known)
+        if request is not None:
+            self._submit(request)
+        return request is not None
 
-    def _submit(self, control: Control, record_id: str) -> None:
-        lease = control.lease
-        name = request_id(shard=lease.shard, epoch=lease.epoch, attempt=CONTROL_ATTEMPT, record_id=record_id)
+    def _submit(self, request: Request) -> None:
+        self._control = Control(self._tools)
         try:
-            self._engine.submit(Request(request_id=name, token_ids=control.work.prompt_of(record_id)))
+            self._engine.submit(request)
         except RecordRejectedError:
-            control.fail(NO_ROW, CONTROL_ATTEMPT, DeadClass.REJECTED, "", tokens_output=0)
+            self._control.fail(NO_ROW, CONTROL_ATTEMPT, DeadClass.REJECTED, "", tokens_output=0)
         else:
-            self._in_flight.add(name, Flight(control, NO_ROW, CONTROL_ATTEMPT))
+            self._in_flight.add(request.request_id, Flight(self._control, NO_ROW, CONTROL_ATTEMPT))
             self._tools.counters.submitted += 1
 
 

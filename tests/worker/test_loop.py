@@ -7,10 +7,10 @@ import pytest
 from batch_assets.core.errors import EngineFailedError
 from batch_assets.core.leasing import HoldReason, LeaseEnd
 from batch_assets.core.prompting import PromptRenderer, RenderError, parse_prompt
+from batch_assets.core.request_ids import CONTROL_ATTEMPT
 from batch_assets.engines.tokenizers import tokenizer_for
 from batch_assets.stores.installation import Installation
 from batch_assets.worker.loop import LEASES_MAX, Point
-from batch_assets.worker.probing import CONTROL_ATTEMPT
 from tests.support.jobs import PROMPT
 from tests.support.versions import claim, failed, installation_in, write
 from tests.support.workers import TURN_S, drive, expire_all, folded, ids, open_shards, plan
