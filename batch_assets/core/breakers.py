@@ -17,6 +17,11 @@ ROW_BELIEVED_MAX: Final = 3
 ROW_MAX: Final = 64
 # Fewer records than this that all fail are a poor sample: a night with one changed record, and that one poison, must come to its end.
 SAMPLE_MIN: Final = 8
+# A worker is compared with the others once it has this many failures, and again at each doubling: two percent of a bad worker's 3,000 an
+# hour, and a number that chance does not make.
+COMPARED_MIN: Final = 64
+FAILING_SHARE_MIN: Final = 0.25  # below it a worker is worth its place, whatever the others do
+FAILING_FACTOR_MIN: Final = 4.0  # times the share of the others: they have records of the same snapshot, in the order of a hash
 UNFIT_IN_A_ROW_MAX: Final = 2  # one machine may be bad; the second one that garbles all, with no answer in between, makes it the recipe
 # Machines lost, for each place in the fleet, with no record answered or dead in between. A record that kills costs at most 1 + 3 divisions
 # of its group + 1 unproven death + 3 attempts, and then it is dead.
@@ -42,6 +47,25 @@ class Evidence:
     def is_sound(self) -> bool:
         """Failures are the records' own."""
         return self.is_proven and self.row <= ROW_BELIEVED_MAX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """Answers of an engine, and failures of any kind."""
+
+    completed: int = 0
+    failed: int = 0
+
+    @property
+    def failing_share(self) -> float:
+        """0 to 1; 0 when nothing was asked."""
+        return min(1.0, self.failed / self.completed) if self.completed else min(1.0, float(self.failed))
+
+
+def is_unlike_the_others(own: Tally, others: Tally) -> bool:
+    """Whether a worker fails so much more often than all others together that it must be the worker. Nobody to compare with: False."""
+    enough = own.failed >= COMPARED_MIN and others.completed >= COMPARED_MIN
+    return enough and own.failing_share >= max(FAILING_SHARE_MIN, FAILING_FACTOR_MIN * others.failing_share)
 
 
 @dataclass(slots=True)

@@ -4,7 +4,6 @@ A message names what failed, which thing, what was expected and found, and what 
 exit code of INTERFACE (`gristmill --help` prints them). Nothing here reads, logs or formats for a terminal.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, ClassVar
@@ -153,15 +152,10 @@ class EngineFailedError(GristmillError):
 
 
 class UnfitWorkerError(GristmillError):
-    """A worker's engine gives no valid answer, whichever record it is asked; reaction: leave, using up no record's attempt."""
+    """A worker's engine fails whichever record it is asked; reaction: leave, using up no record's attempt."""
 
-    def __init__(self, *, failures: Mapping[str, int]) -> None:
-        counts = ", ".join(f"{count} {name}" for name, count in sorted(failures.items()))
-        super().__init__(
-            f"none of the last {sum(failures.values())} answers of this worker was valid ({counts}), nor was a question answered that "
-            "has an answer already, if there was one to ask",
-            failures=dict(failures),
-        )
+    def __init__(self, *, reason: str) -> None:
+        super().__init__(reason, reason=reason)
 
 
 class ObjectExistsError(GristmillError):

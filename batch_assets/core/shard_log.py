@@ -24,6 +24,7 @@ class EntryKind(StrEnum):
     REOPEN = "reopen"
     PROBE = "probe"
     START = "start"
+    PARDON = "pardon"
     ASSIST = "assist"
 
 
@@ -96,7 +97,13 @@ class Start(NamedTuple):
     record_ids: tuple[str, ...]
 
 
-Entry = Fence | Answered | Failed | Dead | Reopen | Probe | Start
+class Pardon(NamedTuple):
+    """The worker of this epoch found itself unfit: the failures that it put under it are void, and so are the dead letters they led to."""
+
+    epoch: int
+
+
+Entry = Fence | Answered | Failed | Dead | Reopen | Probe | Start | Pardon
 Slot = Sequence[Entry] | None  # None: the bytes were read and do not decode; the slot is occupied and empty
 
 ENTRY_TYPES: Mapping[EntryKind, type[Entry]] = {
@@ -107,6 +114,7 @@ ENTRY_TYPES: Mapping[EntryKind, type[Entry]] = {
     EntryKind.REOPEN: Reopen,
     EntryKind.PROBE: Probe,
     EntryKind.START: Start,
+    EntryKind.PARDON: Pardon,
 }
 
 
@@ -163,10 +171,11 @@ class Folded:
         return record_id in self.answered or record_id in self.dead
 
 
-def fold(slots: Sequence[Slot], *, staged_rounds: Mapping[int, int]) -> Folded:
+def fold(slots: Sequence[Slot], *, staged_rounds: Mapping[int, int], pardoned: frozenset[int] = frozenset()) -> Folded:
     """What the slots of one shard, in order, amount to.
 
-    `staged_rounds` maps each round that was staged to its slot count: what lies between that count and the next fence is void.
+    `staged_rounds` maps each round that was staged to its slot count: what lies between that count and the next fence is void. `pardoned`
+    are epochs whose failures are void; the fold finds them itself and begins anew, which is rare.
     """
     folded = Folded()
     closed = False
@@ -178,23 +187,35 @@ def fold(slots: Sequence[Slot], *, staged_rounds: Mapping[int, int]) -> Folded:
         for entry in slot:
             if isinstance(entry, Fence):
                 closed = _take_fence(folded, entry, closed=closed)
-            elif closed or entry.epoch < folded.epoch:
+            elif closed or entry.epoch < folded.epoch or (pardoned and _is_pardoned(entry, pardoned)):
                 _count_void(folded, entry)
             elif isinstance(entry, Answered):
                 _take_answer(folded, entry)
             elif isinstance(entry, Failed):
                 _take_failure(folded, entry)
-            elif isinstance(entry, Dead):
-                if entry.record_id not in folded.answered:
-                    folded.dead.setdefault(entry.record_id, entry)
-                    folded.suspicion.untried.discard(entry.record_id)
-            elif isinstance(entry, Reopen):
-                _take_reopen(folded, entry)
-            elif isinstance(entry, Probe):
-                folded.suspicion = Suspicion(groups=entry.groups, untried={each for group in entry.groups for each in group})
+            elif isinstance(entry, Pardon) and entry.epoch not in pardoned:
+                return fold(slots, staged_rounds=staged_rounds, pardoned=pardoned | {entry.epoch})
             else:
-                folded.suspicion.started = entry.record_ids
+                _take_seldom(folded, entry)
     return folded
+
+
+def _is_pardoned(entry: Entry, pardoned: frozenset[int]) -> bool:
+    return entry.epoch in pardoned and isinstance(entry, Failed | Dead)
+
+
+def _take_seldom(folded: Folded, entry: Entry) -> None:
+    """A valid entry of a kind of which a log has few."""
+    if isinstance(entry, Dead):
+        if entry.record_id not in folded.answered:
+            folded.dead.setdefault(entry.record_id, entry)
+            folded.suspicion.untried.discard(entry.record_id)
+    elif isinstance(entry, Reopen):
+        _take_reopen(folded, entry)
+    elif isinstance(entry, Probe):
+        folded.suspicion = Suspicion(groups=entry.groups, untried={each for group in entry.groups for each in group})
+    elif isinstance(entry, Start):
+        folded.suspicion.started = entry.record_ids
 
 
 def _take_fence(folded: Folded, fence: Fence, *, closed: bool) -> bool:

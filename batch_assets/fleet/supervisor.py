@@ -37,6 +37,7 @@ class SupervisionReport:
     pending: tuple[int, ...]  # neither: not started, or not done
     held: HoldReason | None
     followed: bool
+    held_note: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,12 +251,14 @@ class Supervisor:
 
     def _report(self, *, followed: bool) -> SupervisionReport:
         view = self._view
+        held = self._hold()
         return SupervisionReport(
             committed=tuple(sorted(view.wanted - view.unsettled)),
             blocked=tuple(sorted(view.wanted & view.blocked)),
             pending=tuple(sorted(view.open)),
-            held=self._hold(),
+            held=held,
             followed=followed,
+            held_note=self._register.version(self._wish.job, self._wish.version).hold_note if held is HoldReason.BREAKER else None,
         )
 
     # --- leading -----------------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from batch_assets.core.prompting import PromptRenderer, RenderError
 from batch_assets.core.records import FIELD_PREFIX, TO_ANSWER, DeadClass
 from batch_assets.core.request_ids import CONTROL_ATTEMPT, request_id
 from batch_assets.core.retries import admission, entries_of, judge_end
-from batch_assets.core.shard_log import Answered, Dead, Entry, Failed, Fence, Folded, Slot, Start, fold
+from batch_assets.core.shard_log import Answered, Dead, Entry, Failed, Fence, Folded, Pardon, Slot, Start, fold
 from batch_assets.stores.register import Lease
 from batch_assets.stores.shard_log import CHUNK_ENTRIES_MAX, LogWriter, ShardLog
 from batch_assets.worker.counters import Counters
@@ -220,6 +220,12 @@ class ShardWork:
                 self._left += 1
             else:
                 self._later.append(row)
+
+    def pardon(self, now_s: float) -> None:
+        """This worker is unfit: what failed under this lease failed for nobody."""
+        self._withheld.clear()
+        if self.failures_by_class:
+            self._add(Pardon(self.lease.epoch), now_s)
 
     @property
     def withheld(self) -> list[str]:

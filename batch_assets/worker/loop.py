@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 import polars as pl
 
+from batch_assets.core.breakers import Tally
 from batch_assets.core.errors import EngineFailedError, RecordRejectedError, StaleLeaseError, UnfitWorkerError
 from batch_assets.core.leasing import CLAIMING_STATES, LeaseEnd, ShardState, is_claimable
 from batch_assets.core.ports import Completion, Engine, Request
@@ -75,7 +76,7 @@ class Worker:
         self._job, self._version, self._worker_id = job, version, worker_id
         self._register, self._shards, self._engine, self._tools = register, shards, engine, tools
         self._in_flight = InFlight(decoding_max=engine.max_num_seqs, timeout_s=answer_timeout_s)
-        self._doubts = Doubts(engine=engine, in_flight=self._in_flight, tools=tools, before_start=before_start)
+        self._doubts = Doubts(engine=engine, in_flight=self._in_flight, tools=tools, before_start=before_start, others=self._others)
         self._flush_s, self._clock, self._note = flush_s, clock, note
         self._works: list[ShardWork] = []  # oldest first
         self._lost: deque[Lease] = deque()
@@ -105,6 +106,8 @@ class Worker:
                 if not self._works:
                     yield Point.IDLE
         except UnfitWorkerError:
+            for work in self._works:
+                work.pardon(self._clock())
             yield from self._leave(LeaseEnd.RELEASED, avoid_worker=self._worker_id)
             raise
         yield from self._leave(LeaseEnd.DRAINED)
@@ -270,6 +273,12 @@ class Worker:
         has_others = any(each.state in CLAIMING_STATES and each.worker_id != self._worker_id for each in workers)
         waited_s = self._clock() - self._waits_since_s
         return bool(self._left_to_others) and (not has_others or waited_s >= self._lease_s)
+
+    def _others(self) -> Tally:
+        """What all other workers of the version have done, those that are gone included."""
+        workers = self._register.workers(self._job, self._version, alive_only=False)
+        counters = [worker.counters for worker in workers if worker.worker_id != self._worker_id]
+        return Tally(completed=sum(each.get("completed", 0) for each in counters), failed=sum(each.get("failed", 0) for each in counters))
 
     def _is_engine_proven(self) -> bool:
         """Whether anybody of the version was ever given an answer; a handful of records need no such proof to come to their end."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from batch_assets.core.answers import InvalidAnswer
-from batch_assets.core.breakers import ROW_MAX, SAMPLE_MIN
+from batch_assets.core.breakers import COMPARED_MIN, ROW_MAX, SAMPLE_MIN, Tally, is_unlike_the_others
 from batch_assets.core.errors import RecordRejectedError, UnfitWorkerError
 from batch_assets.core.ports import Completion, Engine, Request
 from batch_assets.core.records import DeadClass
@@ -45,10 +45,16 @@ class Control:
 
 
 class Doubts:
-    """One thread uses it, the loop's. `before_start` is called when a group of suspects is about to get the engine."""
+    """One thread uses it, the loop's. `before_start` is called when a group of suspects is about to get the engine; `others` counts what
+    the other workers of the version have done.
+    """
 
-    def __init__(self, *, engine: Engine, in_flight: InFlight, tools: Tools, before_start: Callable[[], object]) -> None:
-        self._engine, self._in_flight, self._tools, self._before_start = engine, in_flight, tools, before_start
+    def __init__(
+        self, *, engine: Engine, in_flight: InFlight, tools: Tools, before_start: Callable[[], object], others: Callable[[], Tally]
+    ) -> None:
+        self._engine, self._in_flight, self._tools = engine, in_flight, tools
+        self._before_start, self._others = before_start, others
+        self._compare_at = COMPARED_MIN
         self._evidence = tools.evidence
         self._known: Request | None = None
         self._control: Control | None = None
@@ -69,8 +75,21 @@ class Doubts:
                 return
             if self._evidence.row >= SAMPLE_MIN:
                 raise _unfit(works)
+        self._compare()
         for work in works:
             work.accept_failures(now_s)
+
+    def _compare(self) -> None:
+        """With the other workers, at each doubling of the failures. Raises UnfitWorkerError."""
+        counters = self._tools.counters
+        if counters.failed < self._compare_at:
+            return
+        self._compare_at = 2 * counters.failed
+        own, others = Tally(completed=counters.completed, failed=counters.failed), self._others()
+        if is_unlike_the_others(own, others):
+            raise UnfitWorkerError(
+                reason=f"{own.failed} of this worker's {own.completed} answers failed, and {others.failed} of {others.completed} elsewhere"
+            )
 
     def probe(self, work: ShardWork, *, is_alone: bool) -> None:
         """The next group of suspects, when engine and log have nothing left of what was before. Raises StaleLeaseError."""
@@ -104,4 +123,9 @@ class Doubts:
 
 
 def _unfit(works: Sequence[ShardWork]) -> UnfitWorkerError:
-    return UnfitWorkerError(failures=Counter(name for work in works for name in work.withheld))
+    failures = Counter(name for work in works for name in work.withheld)
+    counts = ", ".join(f"{count} {name}" for name, count in sorted(failures.items()))
+    return UnfitWorkerError(
+        reason=f"none of the last {failures.total()} answers of this worker was valid ({counts}), nor was a question answered that has an "
+        "answer already, if there was one to ask"
+    )
