@@ -276,10 +276,11 @@ def _announce(context: Context, graph: JobGraph, recipe_digest: str, shards: Seq
 
 
 def _left(job: str, version: str, report: SupervisionReport) -> Problem:
+    held = f"{report.held} ({report.held_note})" if report.held_note else report.held or "no"
     return Problem(
         code="run.not_finished",
         file=version,
-        what=f"{len(report.pending)} shards not started or not done, {len(report.blocked)} need a person, held: {report.held or 'no'}",
+        what=f"{len(report.pending)} shards not started or not done, {len(report.blocked)} need a person, held: {held}",
         expected="every wanted shard committed",
         found=", ".join(shard_key(version, number) for number in sorted(report.blocked)[:10]) or f"{len(report.pending)} pending",
         fix=f"gristmill status {job}; then `gristmill resume {job}` and `gristmill run {job} --version {version}`",

@@ -71,7 +71,7 @@ class WorkerState(StrEnum):
 
 
 ALIVE_STATES = frozenset({WorkerState.STARTING, WorkerState.RUNNING, WorkerState.LEAVING})
-CLAIMING_STATES = frozenset({WorkerState.STARTING, WorkerState.RUNNING})  # who could take a shard that another avoids
+CLAIMING_STATES = frozenset({WorkerState.STARTING, WorkerState.RUNNING})  # who could take a shard that avoids another
 
 
 class ReleaseState(StrEnum):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from batch_assets.core.breakers import FleetBreaker
 from batch_assets.core.errors import GristmillError, NotFinishedError, Problem, RefusedError, StaleGenerationError, UnfitEnvironmentError
 from batch_assets.core.identity import shard_key
 from batch_assets.core.leasing import HoldReason, LeaseEnd, LeaseObserver, ShardState, VersionState, WorkerState
@@ -36,6 +37,7 @@ class SupervisionReport:
     pending: tuple[int, ...]  # neither: not started, or not done
     held: HoldReason | None
     followed: bool
+    held_note: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,12 +254,14 @@ class Supervisor:
 
     def _report(self, *, followed: bool) -> SupervisionReport:
         view = self._view
+        held = self._hold()
         return SupervisionReport(
             committed=tuple(sorted(view.wanted - view.unsettled)),
             blocked=tuple(sorted(view.wanted & view.blocked)),
             pending=tuple(sorted(view.open)),
-            held=self._hold(),
+            held=held,
             followed=followed,
+            held_note=self._register.version(self._wish.job, self._wish.version).hold_note if held is HoldReason.BREAKER else None,
         )
 
     # --- leading -----------------------------------------------------------------------------------------------------------------
@@ -330,6 +334,7 @@ class Duties:
         self._wish = wish
         self._fleet = fleet
         self._budget = budget
+        self._breaker = FleetBreaker(wish.workers)
         lease_s = installation.settings.lease_s
         self._leases: LeaseObserver[tuple[int, int]] = LeaseObserver(lease_s=lease_s)
         self._heartbeats: LeaseObserver[str] = LeaseObserver(lease_s=HUNG_LEASES * lease_s)
@@ -337,13 +342,30 @@ class Duties:
     def run(self, counts: Mapping[ShardState, int], *, now_s: float) -> None:
         """Raises UnfitEnvironmentError when nobody works and starting another worker is of no use."""
         self._fleet.adopt()
-        self._budget.exited(self._fleet.reap(), now_s=now_s)
+        exits = self._fleet.reap()
+        self._budget.exited(exits, now_s=now_s)
+        if self._breaks(exits):
+            return  # held: the workers are told to leave at the next look
         working = self._expire_lapsed(now_s=now_s)
         self._kill_hung(now_s=now_s)
         crash_loop = self._budget.crash_loop(now_s=now_s)
         if crash_loop and not working:
             raise _crash_loop(self._wish, crash_loop)
         self._fill(counts, now_s=now_s)
+
+    def _breaks(self, exits: Sequence[WorkerExit]) -> bool:
+        """Holds the version when its workers end whichever records they have; a person must look."""
+        if not exits:
+            return False
+        workers = self._register.workers(self._wish.job, self._wish.version, alive_only=False)
+        done = sum(worker.counters.get("answered", 0) + worker.counters.get("dead", 0) for worker in workers)
+        self._breaker.exited(exits, progress=done)
+        reason = self._breaker.reason
+        if reason is not None:
+            self._register.hold_version(
+                job=self._wish.job, version=self._wish.version, reason=HoldReason.BREAKER, note=reason, by=self._wish.holder
+            )
+        return reason is not None
 
     def _expire_lapsed(self, *, now_s: float) -> bool:
         """Whether any shard is leased."""

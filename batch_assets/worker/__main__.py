@@ -19,11 +19,12 @@ from typing import Any, Final
 import polars as pl
 
 from batch_assets.core.answers import AnswerChecker
-from batch_assets.core.errors import EngineFailedError, GristmillError, Problem, ProblemError, UnfitEnvironmentError
+from batch_assets.core.errors import EngineFailedError, GristmillError, Problem, ProblemError, UnfitEnvironmentError, UnfitWorkerError
 from batch_assets.core.ports import Engine, EngineConfig, Request
 from batch_assets.core.prompting import PromptRenderer, parse_prompt
 from batch_assets.core.request_ids import WARM_UP
 from batch_assets.core.spec import EngineBuild, VersionSpec
+from batch_assets.core.supervision import EXIT_UNFIT
 from batch_assets.engines.build import engine_build, open_engine, speed_knobs
 from batch_assets.engines.tokenizers import tokenizer_for
 from batch_assets.settings import Settings
@@ -60,7 +61,7 @@ class VersionShards:
 
 
 def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
-    """The exit code: 0 nothing left or told to stop, 2 and 6 as in `gristmill --help`, 70 the engine failed, 71 it hung."""
+    """The exit code: 0 nothing left or told to stop, 2 and 6 as in `gristmill --help`, 70 the engine failed, 71 it hung, 72 it is unfit."""
     parser = argparse.ArgumentParser(prog="python -m batch_assets.worker", description=__doc__)
     for name in ("--job", "--version", "--worker-id"):
         parser.add_argument(name, required=True)
@@ -70,6 +71,9 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
     except EngineFailedError as error:
         note("engine_failed", reason=error.data["reason"])
         return EXIT_ENGINE_FAILED
+    except UnfitWorkerError as error:
+        note("unfit", text=str(error))
+        return EXIT_UNFIT
     except ProblemError as error:
         for problem in error.problems:
             note("refused", code=problem.code, text=problem.as_text())
@@ -113,6 +117,9 @@ def work(job: str, version: str, worker_id: str, environment: Mapping[str, str])
         flush_s=settings.flush_s,
         clock=time.monotonic,
         note=note,
+        lease_s=settings.lease_s,
+        # What was done so far must be known if this worker dies now: a supervisor counts deaths between which nothing was done.
+        before_start=lambda: installation.register.worker_heartbeat(worker_id, counters.as_dict()),
     )
     signal.signal(signal.SIGTERM, lambda _number, _frame: worker.stop())
     try:

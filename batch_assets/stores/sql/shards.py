@@ -14,7 +14,6 @@ from sqlalchemy import ColumnElement, Connection, FromClause, Select, and_, exis
 from batch_assets.core.errors import GristmillError, StaleLeaseError
 from batch_assets.core.identity import shard_key
 from batch_assets.core.leasing import (
-    CLAIMING_STATES,
     SHARD_TRANSITIONS,
     Holding,
     LeaseEnd,
@@ -32,7 +31,7 @@ from batch_assets.core.leasing import (
 from batch_assets.stores.sql.database import utc_now
 from batch_assets.stores.sql.leads import Leads
 from batch_assets.stores.sql.rows import CommittedShard, Lease, ShardRow, rounds_stored, shard_of
-from batch_assets.stores.sql.tables import jobs, shards, versions, workers
+from batch_assets.stores.sql.tables import jobs, shards, versions
 
 NUMBERS_MAX = 1000  # shard numbers in one statement; SQLite allows 32,766 parameters
 
@@ -75,7 +74,7 @@ class Shards(Leads):
     def claim(self, *, job: str, version: str, worker: str) -> Lease | None:
         """The lowest wanted pending shard, under its next epoch; None when there is none or the version or job is held.
 
-        A shard that avoids this worker is left to others as long as others of the version live. Asking for nothing writes nothing.
+        A shard that avoids this worker is left to others. Asking for nothing writes nothing.
         """
         unanswered = self._unanswered.pop((job, version, worker), None)
         if unanswered is not None and self._is_held(unanswered):
@@ -260,10 +259,7 @@ _CANDIDATE = shards.alias("candidate")  # a second name: as `shards` it would be
 def _candidate(job: str, version: str, worker: str) -> Select[int]:
     active = exists().where(versions.c.job == job, versions.c.name == version, versions.c.state == VersionState.ACTIVE)
     held = exists().where(jobs.c.job == job, jobs.c.hold.is_not(None))
-    others = exists().where(
-        workers.c.job == job, workers.c.version == version, workers.c.state.in_(CLAIMING_STATES), workers.c.worker_id != worker
-    )
-    not_avoided = or_(_CANDIDATE.c.avoid_worker.is_(None), _CANDIDATE.c.avoid_worker != worker, ~others)
+    not_avoided = or_(_CANDIDATE.c.avoid_worker.is_(None), _CANDIDATE.c.avoid_worker != worker)
     return (
         select(_CANDIDATE.c.number)
         .where(
