@@ -44,6 +44,7 @@ class Fault(StrEnum):
     ENGINE_DEATH = "engine death"
     BAD_ANSWERS = "bad answers"
     BAD_MACHINE = "machine that fails everything"
+    WORKER_STALLED = "worker stalled"
     RECLAIM = "reclaim"
     RECLAIM_WAVE = "wave of reclaims"
     LEADER_KILLED = "supervisor killed"
@@ -55,8 +56,8 @@ class Fault(StrEnum):
 
 # How often, when it is on: per seam it can strike at (the first group), per second (the second), per history or process (the third).
 RATES: Mapping[Fault, float] = {
-    Fault.CRASH: 0.002,
-    Fault.STALL: 0.0015,
+    Fault.CRASH: 0.003,
+    Fault.STALL: 0.003,
     Fault.SLOW_STORE: 0.08,
     Fault.STORE_BUSY: 0.03,
     Fault.LOST_PUT: 0.04,
@@ -68,6 +69,7 @@ RATES: Mapping[Fault, float] = {
     Fault.MERGE_FAILED: 0.1,
     Fault.LOST_MERGE: 0.1,
     Fault.ENGINE_DEATH: 0.01,
+    Fault.WORKER_STALLED: 0.3,
     Fault.RECLAIM: 0.15,
     Fault.RECLAIM_WAVE: 0.06,
     Fault.LEADER_KILLED: 0.08,

@@ -16,7 +16,7 @@ from batch_assets.sim.workload import JOB
 TICK_S: Final = 0.5
 RESTART_S: Final = (0.0, 2.5)  # until somebody starts a run again
 HELD_S: Final = 2.0
-STALL_LEASES: Final = (1.0, 4.0)
+STALL_LEASES: Final = (1.0, 3.5)  # most outlive their lease, and a leader kills after three
 NOTICE_SHARE: Final = 0.5  # of reclaimed machines are told before
 NOTICE_S: Final = 1.5
 RUNS_MAX: Final = 2  # at once
@@ -86,6 +86,8 @@ class People:
     def _strike_workers(self) -> None:
         world = self._world
         working = alive(list(world.workers.values()))
+        if working and world.seams.strikes(Fault.WORKER_STALLED, per=TICK_S):
+            self._stop(world.random.choice(working))
         if working and world.seams.strikes(Fault.RECLAIM, per=TICK_S):
             self._reclaim([world.random.choice(working)])
         if len(working) > 1 and world.seams.strikes(Fault.RECLAIM_WAVE, per=TICK_S):
@@ -101,6 +103,12 @@ class People:
             else:
                 clockwork.kill(machine)
 
+    def _stop(self, process: Process) -> None:
+        world = self._world
+        seconds = world.random.uniform(*STALL_LEASES) * world.seams.lease_s
+        world.note(f"{process.name} is stopped for {seconds:.1f} s")
+        world.clockwork.stop(process, seconds)
+
     def _strike_runs(self) -> None:
         world = self._world
         for run in alive(self._runs):
@@ -108,9 +116,7 @@ class People:
                 world.note(f"{run.name} is killed")
                 world.clockwork.kill(run)
             elif world.seams.strikes(Fault.LEADER_STALLED, per=TICK_S):
-                seconds = world.random.uniform(*STALL_LEASES) * world.seams.lease_s
-                world.note(f"{run.name} is stopped for {seconds:.1f} s")
-                world.clockwork.stop(run, seconds)
+                self._stop(run)
             elif world.seams.strikes(Fault.CANCELLED, per=TICK_S):
                 world.note(f"{run.name} is cancelled")
                 world.cancelled.add(run.name)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from random import Random
+from socket import gethostname
 from typing import Final
 
 from sqlalchemy.exc import OperationalError
@@ -32,10 +33,12 @@ from batch_assets.stores.register import WorkerRow
 from batch_assets.worker.__main__ import VersionShards
 from batch_assets.worker.counters import Counters
 from batch_assets.worker.feeder import InlinePuts, Puts, Tools
-from batch_assets.worker.heartbeat import BEAT_MAX_S, BEATS_PER_RENEWAL, Heartbeat
+from batch_assets.worker.heartbeat import Heartbeat
 from batch_assets.worker.loop import Point, Worker
 
-IDLE_S: Final = 0.2
+IDLE_S: Final = 0.5  # longer than a real worker's, like the next two: looking more often finds nothing and costs most of a history
+BEAT_S: Final = 0.9
+PAUSE_MIN_S: Final = 0.5
 LOAD_S: Final = (0.1, 1.0)
 NOTICE_S: Final = 2.0  # from SIGTERM to SIGKILL
 WAIT_S: Final = 0.05
@@ -105,7 +108,7 @@ def _run(world: World, process: Process) -> None:
             committer=committer,
             keeper=lambda installation, wish, generation: SteppedKeeper(world.clockwork, process, installation, wish, generation),
             clock=world.clockwork.clock_of(process),
-            sleep=world.clockwork.sleep,
+            sleep=lambda seconds: world.clockwork.sleep(max(seconds, PAUSE_MIN_S)),
         ),
     )
     world.note(f"{process.name} reports {report}")
@@ -212,7 +215,7 @@ def _work(world: World, process: Process) -> None:
     installation, clockwork, seams = world.installation, world.clockwork, world.seams
     register, settings = installation.register, installation.settings
     spec = installation.specs().read(JOB, world.version)
-    register.worker_started(worker_id=process.name, job=JOB, version=world.version, host="host", pid=process.pid)
+    register.worker_started(worker_id=process.name, job=JOB, version=world.version, host=gethostname(), pid=process.pid)
     checker = AnswerChecker(spec.answer_schema)
     engine = SteppedEngine(
         world.workload,
@@ -273,9 +276,8 @@ def _work(world: World, process: Process) -> None:
 
 
 def _beat(world: World, heartbeat: Heartbeat) -> None:
-    every_s = min(BEAT_MAX_S, world.installation.settings.renew_s / BEATS_PER_RENEWAL)
     while True:
-        world.clockwork.sleep(every_s)
+        world.clockwork.sleep(BEAT_S)
         with suppress(OperationalError):
             heartbeat.beat()
 
