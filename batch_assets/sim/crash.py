@@ -1,4 +1,4 @@
-"""`python -m batch_assets.sim.crash --seeds N [--seed S]`: crash histories over the real planner, worker loop, log, supervisor and committer.
+"""`python -m batch_assets.sim.crash`: crash histories over the real planner, worker loop, log, supervisor and committer.
 
 Each seed draws a small job and a mix of faults, lets it run in virtual time until it is finished, and looks after every effect whether
 each invariant still holds. The same seed is the same history, event for event. Every 20th runs on SQLite and Delta files, the others on
@@ -7,7 +7,7 @@ twins in memory. Ends with exit code 1 at the first violation, after printing th
 
 import argparse
 import sys
-import time
+import time  # noqa: TID251  how long it took; histories know virtual time only
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final

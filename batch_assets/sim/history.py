@@ -5,9 +5,9 @@ import shutil
 import tempfile
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -58,13 +58,13 @@ class HistoryReport:
     records: int
 
 
-@dataclass(slots=True)
 class Record:
     """The events of a history: a digest over all, and the last of them."""
 
-    events: int = 0
-    last: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_EVENTS))
-    _sha256: "hashlib._Hash" = field(default_factory=hashlib.sha256)
+    def __init__(self) -> None:
+        self.events = 0
+        self.last: deque[str] = deque(maxlen=LAST_EVENTS)
+        self._sha256 = hashlib.sha256()
 
     def note(self, now_s: float, who: str, what: str) -> None:
         """One event."""
@@ -130,9 +130,7 @@ def _run(seed: int, folder: Path, *, is_real: bool) -> HistoryReport:
     )
 
 
-def _world(
-    folder: Path, clockwork: Clockwork, seams: Seams, workload: Workload, note: Callable[[str], None], *, is_real: bool
-) -> World:
+def _world(folder: Path, clockwork: Clockwork, seams: Seams, workload: Workload, note: Callable[[str], None], *, is_real: bool) -> World:
     database, root = folder / "register.db", folder / "root"
     shutil.copyfile(_template() / "register.db", database)
     objects = LocalObjects(str(root)) if is_real else MemoryObjects()
@@ -188,7 +186,7 @@ def _template() -> Path:
 
 
 @contextmanager
-def _folder() -> Iterator[Path]:
+def _folder() -> Generator[Path]:
     folder = Path(tempfile.mkdtemp(dir=_scratch().name))
     try:
         yield folder

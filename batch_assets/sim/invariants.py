@@ -232,7 +232,7 @@ class Auditor:
             return self.violated("no record is made up", str(record_id))
         same = (wanted.acl in (None, row["acl"])) and (wanted.segment in (None, row["segment"])) and row["key_hash"] == key_hash(record_id)
         self._require(same, "ACL, segment and hash are the record's own", lambda: f"{record_id}: {row['acl']}, {row['segment']}")
-        self._require(disposition in (None, wanted.disposition), "a record is set aside as it must be", lambda: f"{record_id}: {disposition}")
+        self._require(disposition in (None, wanted.disposition), "a record is set aside as it must", lambda: f"{record_id}: {disposition}")
         return None
 
     def _to_answer(self, shard: int) -> list[str]:
@@ -245,7 +245,8 @@ class Auditor:
         if "/log/shard-" not in path:
             self.note(f"put {path.split('/')[3]} {path.rsplit('/', 1)[1]}")
             return
-        shard, number = int(path.split("/")[-2].removeprefix("shard-")), int(path.split("/")[-1].removesuffix(".arrow"))
+        *_, folder, name = path.split("/")
+        shard, number = int(folder.removeprefix("shard-")), int(name.removesuffix(".arrow"))
         slot = decode(data)
         self._require(number == self._slots[shard], "a log has no gap", lambda: f"{path}, {self._slots[shard]} slots")
         self._slots[shard] = number + 1

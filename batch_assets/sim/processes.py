@@ -1,4 +1,4 @@
-"""The processes of a simulated world: planners, supervising runs with their fleets, workers. Real code in each; only what starts it is ours."""
+"""The processes of a simulated world: planners, supervising runs with their fleets, workers. Only what starts them is not the real code."""
 
 import signal
 from collections.abc import Callable, Mapping, Sequence

@@ -1,6 +1,6 @@
 """The stores of a simulated world: real ones or their twins behind seams, where faults strike and every effect is shown to the auditor."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -87,14 +87,14 @@ class SeamedRegister(Register):
         self._seams, self._effects = seams, effects
 
     @contextmanager
-    def reading(self) -> Iterator[Connection]:
+    def reading(self) -> Generator[Connection]:
         """As the register's own."""
         self._seams.before_sql()
         with super().reading() as connection:
             yield connection
 
     @contextmanager
-    def writing(self) -> Iterator[Connection]:
+    def writing(self) -> Generator[Connection]:
         """As the register's own; may raise after the commit."""
         self._seams.before_sql()
         with super().writing() as connection:

@@ -70,9 +70,7 @@ def drawn(random: Random, mix: FaultMix) -> Workload:
     expected = {record_id: each for number, row in enumerate(rows) for record_id, each in [_expected(number, row, rows)]}
     sound = [record_id for record_id, each in expected.items() if each.disposition == TO_ANSWER]
     behaviours = [
-        _misbehaviour(random, record_id, attempts_max)
-        for record_id in sound
-        if random.random() < mix.rates.get(Fault.BAD_ANSWERS, 0.0)
+        _misbehaviour(random, record_id, attempts_max) for record_id in sound if random.random() < mix.rates.get(Fault.BAD_ANSWERS, 0.0)
     ]
     sequences = random.randint(2, 4)
     return Workload(

@@ -107,18 +107,6 @@ def epochs_not_looked_at(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(committer, "fold", lenient)
 
 
-def stage_without_epoch(patch: pytest.MonkeyPatch) -> None:
-    """Whoever once held a shard may stage it."""
-
-    def stage(register: Register, lease: Lease, *, slots: int, seconds: float) -> None:
-        values = {"state": ShardState.STAGED, "staged_slots": slots, "staged_rounds": {str(lease.round): slots}, "seconds": seconds}
-        held = (shards.c.version == lease.version, shards.c.number == lease.shard, shards.c.state == ShardState.LEASED)
-        with register.writing() as connection:
-            connection.execute(update(shards).where(*held).values(**values))
-
-    patch.setattr(Register, "stage", stage)
-
-
 def neighbours_answer(patch: pytest.MonkeyPatch) -> None:
     """An answer is put under the id of the record before it, once in a while."""
     take = ShardWork.take
@@ -142,7 +130,6 @@ PLANTS = (
     committed_before_merge,
     generation_not_checked,
     epochs_not_looked_at,
-    stage_without_epoch,
     neighbours_answer,
     one_attempt_too_many,
 )
