@@ -6,6 +6,7 @@ PYTHON ?= python3.11
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 GRISTMILL_ROOT ?= $(CURDIR)/.demo
 BIN := .venv/bin
+SEEDS ?= 200
 # What is appended to a target's command: make test ARGS="-k leases -x"
 ARGS ?=
 
@@ -35,8 +36,9 @@ test: lint ## lint and every test but the long ones; what CI runs
 test-long: setup ## the long tests: many seeds, many rows
 	@$(BIN)/pytest -m long $(ARGS)
 
-sim: setup ## crash histories over the real worker loop; ARGS="--help" shows how to replay a seed
-	@$(BIN)/python -m batch_assets.sim.crash $(ARGS)
+# Frames of twenty rows gain nothing from polars' threads.
+sim: setup ## SEEDS=200 crash histories over the real worker loop; ARGS="--seed 17" replays one
+	@POLARS_MAX_THREADS=1 $(BIN)/python -m batch_assets.sim.crash --seeds $(SEEDS) $(ARGS)
 
 bench: setup ## measure throughput, bookkeeping and memory
 	@$(BIN)/python -m benchmarks $(ARGS)

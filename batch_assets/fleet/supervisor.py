@@ -55,12 +55,18 @@ class Wish:
     should_stop: Callable[[], bool]
 
 
+def lead_keeper(installation: Installation, wish: Wish, generation: int) -> LeadKeeper:
+    """What renews the lead of this generation, in a thread."""
+    return LeadKeeper(installation.register, job=wish.job, version=wish.version, generation=generation, settings=installation.settings)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """What leading needs, made for one generation; tests and simulations put theirs here."""
 
     fleet: Callable[[Installation, Wish, int], Fleet]
     committer: Callable[[Installation, Wish, int], Committer]
+    keeper: Callable[[Installation, Wish, int], LeadKeeper] = lead_keeper
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
@@ -269,8 +275,7 @@ class Supervisor:
     def _lead(self, generation: int) -> Generator[float, None, None]:
         """Until no wanted shard of the version is open, whoever wants it; or held, stopped, superseded."""
         wish = self._wish
-        keeper = LeadKeeper(self._register, job=wish.job, version=wish.version, generation=generation, settings=self._installation.settings)
-        with keeper:
+        with self._parts.keeper(self._installation, wish, generation) as keeper:
             fleet = self._parts.fleet(self._installation, wish, generation)
             try:
                 yield from self._leading(generation, keeper, fleet)
