@@ -12,7 +12,7 @@ from typing import Protocol
 import polars as pl
 
 from batch_assets.core.answers import AnswerChecker, InvalidAnswer
-from batch_assets.core.errors import RecordRejectedError
+from batch_assets.core.errors import RecordRejectedError, StaleLeaseError
 from batch_assets.core.ports import Completion
 from batch_assets.core.prompting import PromptRenderer, RenderError
 from batch_assets.core.records import FIELD_PREFIX, TO_ANSWER, DeadClass
@@ -240,4 +240,6 @@ def open_shard(lease: Lease, *, log: ShardLog, frozen: pl.DataFrame, tools: Tool
     writer.put([fence])
     # What others put while the fence looked for its slot stands before it and counts.
     folded = fold([*slots, *writer.passed, [fence]], staged_rounds=lease.staged_rounds)
+    if folded.epoch > lease.epoch:  # a fence that stood there before we read: no taken slot will ever tell the writer of it
+        raise StaleLeaseError(shard=lease.key, epoch_held=lease.epoch, epoch_current=folded.epoch)
     return ShardWork(lease, writer=writer, records=ShardRecords.of(frozen), folded=folded, tools=tools, opened_s=now_s)

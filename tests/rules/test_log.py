@@ -1,6 +1,7 @@
 """Writers of one log: whatever the store does to their puts and whoever else writes, no entry is lost and none stands there twice."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -24,6 +25,11 @@ faults = st.one_of(
     st.lists(st.sampled_from([Fault.DOWN, Fault.LOST, Fault.LATE, Fault.NONE]), min_size=1, max_size=4),
     st.sampled_from([Fault.LATE, Fault.DOWN]).map(lambda fault: [fault] * STORE_ATTEMPTS_MAX),  # the caller gives up
 )
+
+
+def highest_fence(slots: Sequence[Slot]) -> int:
+    """0 when there is none."""
+    return max((entry.epoch for _, entry in placed(slots) if isinstance(entry, Fence)), default=0)
 
 
 @dataclass(slots=True)
@@ -83,6 +89,7 @@ class LogMachine(RuleBasedStateMachine):
         fence = Fence(holder.epoch, holder.round, f"w{holder.epoch}", 4, None)
         if self._put(holder, [fence]):
             holder.folded = fold([*holder.read, *holder.writer.passed, [fence]], staged_rounds=holder.staged_rounds)
+            holder.is_lost = holder.folded.epoch > holder.epoch  # a successor's fence stood there before it looked
 
     @rule(back=recent, kinds=st.lists(st.sampled_from([Answered, Answered, Failed, Dead]), min_size=1, max_size=3))
     def holder_puts_outcomes(self, back: int, kinds: list[type[Entry]]) -> None:
@@ -123,12 +130,13 @@ class LogMachine(RuleBasedStateMachine):
         try:
             slot = holder.writer.put(entries)
         except StaleLeaseError:
-            assert self._highest_fence() > holder.epoch, "told to stop without a higher fence"
+            assert highest_fence(self._slots()) > holder.epoch, "told to stop without a higher fence"
             outcome = "stale"
         except TimeoutError:
             outcome = "gave up"
         else:
-            assert self._highest_fence(slot + 1) <= holder.epoch, "a higher fence was passed without a word"
+            passed = self._slots(slot + 1)[len(holder.read or ()) :]
+            assert highest_fence(passed) <= holder.epoch, "a higher fence was passed without a word"
             outcome = "returned"
         self.struck[outcome] += 1
         holder.is_lost = outcome != "returned"
@@ -172,7 +180,7 @@ class LogMachine(RuleBasedStateMachine):
     def present_holder_stages(self) -> None:
         """The last to claim, when all that it put was acknowledged."""
         holder = self.holders[-1]
-        if holder.writer is None or holder.is_lost or self._highest_fence() > holder.epoch:
+        if holder.writer is None or holder.is_lost or highest_fence(self._slots()) > holder.epoch:
             return
         slots = self.staged_rounds[self.round] = holder.writer.next_slot
         folded = fold(self.log.read(slots), staged_rounds=self.staged_rounds)
@@ -231,9 +239,6 @@ class LogMachine(RuleBasedStateMachine):
         """What `ShardLog.read` gives, without decoding the same bytes after every step."""
         stored = [decoded(data) for _, data in sorted(self.objects.stored.items())]
         return stored if count is None else stored[:count]
-
-    def _highest_fence(self, slots: int | None = None) -> int:
-        return max((entry.epoch for _, entry in placed(self._slots(slots)) if isinstance(entry, Fence)), default=0)
 
 
 def test_no_entry_is_lost_or_doubled_whatever_the_store_does(effort: Effort) -> None:
