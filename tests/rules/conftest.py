@@ -10,7 +10,9 @@ from tests.rules.efforts import LONG_FACTOR, Effort
 from tests.support.registers import TickingClock
 
 
-@pytest.fixture(params=[pytest.param(1, id="quick"), pytest.param(LONG_FACTOR, id="long", marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
+@pytest.fixture(
+    params=[pytest.param(1, id="quick"), pytest.param(LONG_FACTOR, id="long", marks=[pytest.mark.long, pytest.mark.timeout(3600)])]
+)
 def effort(request: pytest.FixtureRequest) -> Effort:
     """Few examples for CI, many for `make test-long`."""
     return Effort(request.param)

@@ -36,5 +36,4 @@ class Effort:
     def run(self, machine: Callable[[], RuleBasedStateMachine], *, histories: int, steps: int) -> None:
         """So many histories (times the factor), by seeds 0, 1, 2 …"""
         for number in range(self.factor * histories // HISTORIES_PER_SEED):
-            note_seed = seed(number)
-            run_state_machine_as_test(note_seed(lambda: machine()), settings=self.settings(examples=HISTORIES_PER_SEED, steps=steps))
+            run_state_machine_as_test(seed(number)(machine), settings=self.settings(examples=HISTORIES_PER_SEED, steps=steps))

@@ -29,8 +29,8 @@ class ModelLog:
         self.staged_rounds = staged_rounds
         self.entries = placed(slots)
 
-    # "an entry is valid only if its epoch is >= the highest fence before it (a lower fence is itself void)"
     def highest_fence_before(self, index: int) -> int:
+        """ "an entry is valid only if its epoch is >= the highest fence before it (a lower fence is itself void)" """
         return max((each.entry.epoch for each in self.entries[:index] if isinstance(each.entry, Fence)), default=0)
 
     def is_standing_fence(self, index: int) -> bool:
@@ -42,8 +42,8 @@ class ModelLog:
         rounds = [each.entry.round for index, each in enumerate(self.entries) if each.slot < slot and self.is_standing_fence(index)]
         return rounds[-1] if rounds else 0
 
-    # "what lies between a round's staged slot count and the next fence is void for every epoch"
     def is_between_staging_and_the_next_fence(self, index: int) -> bool:
+        """ "what lies between a round's staged slot count and the next fence is void for every epoch" """
         return any(
             end <= self.entries[index].slot
             and self.round_at_slot(end) == round_
@@ -88,7 +88,9 @@ class ModelLog:
             void_entries=len(void),
             repeated_answers=len(repeated),
             failures=len(failures),
-            failures_by_class={name: sum(entry.dead_class == name for entry in failures) for name in {entry.dead_class for entry in failures}},
+            failures_by_class={
+                name: sum(entry.dead_class == name for entry in failures) for name in {entry.dead_class for entry in failures}
+            },
             tokens_thrown_away=sum(entry.tokens_output for entry in thrown_away),
         )
 

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from batch_assets.core.errors import StaleLeaseError
+from batch_assets.core.errors import StaleLeaseError, UnfitEnvironmentError
 from batch_assets.core.shard_log import Answered, Dead, Entry, Failed, Fence, Folded, Reopen, Slot, fold
 from batch_assets.stores.shard_log import STORE_ATTEMPTS_MAX, LogWriter, ShardLog, decode
 from tests.rules.efforts import Effort
@@ -243,6 +245,22 @@ class LogMachine(RuleBasedStateMachine):
 
 def test_no_entry_is_lost_or_doubled_whatever_the_store_does(effort: Effort) -> None:
     struck: Counter[str] = Counter()
-    effort.run(lambda: LogMachine(struck), histories=80, steps=30)
-    print(struck)
+    effort.run(lambda: LogMachine(struck), histories=150, steps=30)
     assert set(struck) == {"returned", "stale", "gave up", "staged", "redriven"}
+
+
+def test_a_staged_log_that_has_a_gap_is_an_error_and_never_a_shorter_log(effort: Effort) -> None:
+    @effort.settings(examples=20)
+    @given(st.integers(1, 5), st.data())
+    def check(slots: int, data: st.DataObject) -> None:
+        objects = MemoryObjects()
+        log = ShardLog(objects, job="tickets", version="v0001-3fa9c1", shard=1)
+        writer = log.writer(epoch=1, next_slot=0)
+        for number in range(slots):
+            writer.put([Dead(str(number), 1, 3, "schema", "")])
+        gap = data.draw(st.integers(0, slots - 1))
+        del objects.stored[f"{FOLDER}/{gap:08d}.arrow"]
+        with pytest.raises(UnfitEnvironmentError, match="has a gap"):
+            log.read(slots)
+
+    check()

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -284,7 +283,6 @@ class _Alive:
 def test_a_shard_comes_to_its_end_whatever_its_workers_do(effort: Effort) -> None:
     struck: Counter[str] = Counter()
     effort.run(lambda: WorkMachine(struck), histories=100, steps=20)
-    print(struck)
     assert set(struck) == {"staged", "StaleLeaseError", "TimeoutError"}
 
 
