@@ -14,7 +14,7 @@ import polars as pl
 
 from batch_assets.core.answers import AnswerChecker, InvalidAnswer
 from batch_assets.core.breakers import Evidence
-from batch_assets.core.errors import RecordRejectedError
+from batch_assets.core.errors import RecordRejectedError, StaleLeaseError
 from batch_assets.core.ports import Completion, Request
 from batch_assets.core.prompting import PromptRenderer, RenderError
 from batch_assets.core.records import FIELD_PREFIX, TO_ANSWER, DeadClass
@@ -322,6 +322,8 @@ def open_shard(
     # What others put while the fence looked for its slot stands before it and counts.
     slots = [*slots, *writer.passed, [fence]]
     folded = fold(slots, staged_rounds=lease.staged_rounds)
+    if folded.epoch > lease.epoch:  # a fence that stood there before we read: no taken slot will ever tell the writer of it
+        raise StaleLeaseError(shard=lease.key, epoch_held=lease.epoch, epoch_current=folded.epoch)
     records = ShardRecords.of(frozen)
     if folded.suspicion.is_open:
         proven = bool(folded.answered) or is_engine_proven()
