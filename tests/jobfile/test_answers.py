@@ -139,3 +139,39 @@ def test_the_longest_answer_is_at_least_as_long_as_any_valid_one() -> None:
     worst = worst_case_characters(json.dumps(SCHEMA))
     assert worst is not None
     assert len(text) <= worst <= len(text) + 10
+
+
+LONG = json.dumps(
+    {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["summary", "entities"],
+        "properties": {
+            "summary": {"type": ["string", "null"], "maxLength": 160},
+            "entities": {"type": "array", "maxItems": 3, "items": {"type": "string", "maxLength": 128}},
+        },
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("summary", "entities", "is_degenerate"),
+    [
+        ("x" * 160, [], True),
+        (("refund " * 30)[:160], [], True),
+        (("The customer waits for " + "money back, " * 20)[:160], [], True),
+        ("ok", ["a", "-=" * 64], True),
+        ("x" * 159, [], False),  # it came to an end by itself
+        (" ".join(str(number * 7919) for number in range(80))[:160], [], False),
+        (("a phrase of more than twenty characters, " * 4)[:160], [], False),  # fewer than four times in the second half
+        (None, [], False),
+    ],
+)
+def test_an_answer_that_repeats_itself_until_the_schema_stops_it_is_degenerate(
+    summary: str | None, entities: list[str], is_degenerate: bool
+) -> None:
+    checked = AnswerChecker(LONG).check(json.dumps({"summary": summary, "entities": entities}), "stop")
+    if is_degenerate:
+        assert checked == InvalidAnswer(dead_class=DeadClass.DEGENERATE, error="a string repeats itself until its maxLength")
+    else:
+        assert isinstance(checked, CheckedAnswer)
