@@ -102,8 +102,8 @@ class SeamedRegister(Register):
         self._effects.committed()
         self._seams.after_commit()
 
-    def _open(self) -> Engine:
-        return super()._open().execution_options(compiled_cache=_COMPILED)
+    def _opened(self) -> Engine:
+        return super()._opened().execution_options(compiled_cache=_COMPILED)
 
 
 class SeamedOutcomes(Outcomes):

@@ -11,6 +11,7 @@ import polars as pl
 from deltalake.exceptions import CommitFailedError
 
 from batch_assets.core.errors import ObjectExistsError, ObjectMissingError
+from batch_assets.core.records import Outcome
 from batch_assets.stores.outcomes import OutcomeFile, Outcomes
 
 
@@ -90,11 +91,13 @@ class ModelOutcomes(Outcomes):
         found = self._model.shards.get(shard)
         return pl.DataFrame(schema=self.schema) if found is None else found
 
-    def read(self, *, shards: Collection[int] | None = None, columns: Sequence[str] | None = None) -> pl.DataFrame:
-        """Rows of these shards (all when None)."""
+    def read(
+        self, *, shards: Collection[int] | None = None, columns: Sequence[str] | None = None, outcome: Outcome | None = None
+    ) -> pl.DataFrame:
+        """Rows of these shards and this outcome (all when None)."""
         chosen = sorted(self._model.shards) if shards is None else sorted(set(shards))
-        empty = pl.DataFrame(schema=self.schema)
-        return pl.concat([empty, *(self._rows(shard) for shard in chosen)]).select(columns or pl.all())
+        rows = pl.concat([pl.DataFrame(schema=self.schema), *(self._rows(shard) for shard in chosen)])
+        return rows.filter(outcome is None or pl.col("outcome") == outcome).select(columns or pl.all())
 
     def files(self, *, shards: Collection[int] | None = None) -> list[OutcomeFile]:
         """One made-up file for each shard and outcome."""

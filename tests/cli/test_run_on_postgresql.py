@@ -6,7 +6,7 @@ from sqlalchemy import make_url
 from tests.cli.terminal import JOB, Terminal
 from tests.support.postgres import Server
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 
 def test_a_job_is_planned_answered_published_and_found_unchanged(tmp_path, postgres_server: Server) -> None:

@@ -132,14 +132,13 @@ def test_on_sqlite_a_lease_lapses_by_what_one_observer_saw(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("leader", "worker"), [("+5h", "-5h"), ("-30d", "+30d")])
-def test_wall_clocks_that_are_hours_apart_end_no_lease_that_is_renewed(register: Register, database_url: str, leader: str, worker: str):
+def test_wall_clocks_that_are_hours_apart_end_no_lease_that_is_renewed(register: Register, database_url: str):
     """A leader ends the silent worker's lease and not the other's, although neither wall clock is anywhere near the other."""
     assert shutil.which("faketime"), "apt-get install faketime"
     version = planned(register, shards=2)
     processes = [
-        start("work", database_url, JOB, version, "renewing", "6", clock=worker),
-        start("lead", database_url, JOB, version, "4", "9", clock=leader),
+        start("work", database_url, JOB, version, "renewing", "6", clock="-5h"),
+        start("lead", database_url, JOB, version, "4", "8", clock="+5h"),
     ]
     assert [process.stdout.readline() for process in processes] == ["ready\n"] * 2
     silent = register.claim(job=JOB, version=version, worker="silent")

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 from sqlalchemy import Connection, Engine, Insert, Table, func, text
 from sqlalchemy.dialects import postgresql, sqlite
@@ -70,10 +71,10 @@ class Database:
             ) from error
 
     def close(self) -> None:
-        """Closes the pooled connections; a later call opens new ones."""
+        """Closes the pooled connections; a later call opens new ones. A register that is let go of without it closes them, too."""
         with self._opening:
             if self._engine is not None:
-                self._engine.dispose()
+                self._dispose()
             self._engine = None
 
     @contextmanager
@@ -124,6 +125,7 @@ class Database:
         with self._opening:
             if self._engine is None:
                 self._engine = open_engine(self.url, pooled=self._pooled)
+                self._dispose = finalize(self, self._engine.dispose)
             return self._engine
 
 
