@@ -68,7 +68,7 @@ def test_every_hostile_answer_is_its_own_dead_letter_with_acl_class_and_attempts
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_nothing_of_a_record_or_an_answer_is_in_logs_errors_register_or_metadata(terminal: Terminal) -> None:
     """A whole run with real worker processes, and what commands show of it; then every byte that is no data is searched."""
     terminal.write_job(dead_letters_max="90%")

@@ -99,6 +99,14 @@ def test_dead_letters_are_among_the_rows_that_are_done() -> None:
     assert dead_done(rows=6, committed=committed, underway=Underway(dead=90)) == 6
 
 
+def test_a_record_that_a_redrive_opened_again_was_logged_twice_and_counts_once() -> None:
+    """100 records, 10 of them dead in the first round; a redrive of 8 recovers 5."""
+    committed = Done(rows=100, dead=5, reopened=8)
+    logged_by_workers = Underway(answered=95, dead=13)
+    assert committed.logged == logged_by_workers.logged == 108
+    assert dead_done(rows=100, committed=committed, underway=logged_by_workers) == 5
+
+
 def test_the_rate_is_that_of_the_last_minute() -> None:
     meter = RateMeter(window_s=60.0)
     assert meter.sample(now_s=0.0, rows=0) == 0

@@ -63,6 +63,7 @@ VOCABULARY = re.compile(
     rf"{_JSON}|\$(\.\w+|\.\?|\[\d+\])*: \w+"
     r"|the answer ran into the token limit|the engine ended the answer before its end|no answer in time"
     r"|the engine refused the request \([\w ]+\)"
-    rf"|(line \d+: )?({_JSON}|body holds (a NUL|a lone surrogate|(object|array|number|boolean), not text))"
+    rf"|(line \d+: )?({_JSON}|not JSON|not UTF-8|longer than \d+ MiB|(array|text|number|boolean|null), not an object"
+    r"|body holds (a NUL|a lone surrogate|(object|array|number|boolean), not text))"
     r"|body is null|[\d,]+ tokens, at most [\d,]+|[\d,]+ rows share this id"
 )
