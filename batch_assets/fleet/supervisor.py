@@ -23,6 +23,7 @@ from batch_assets.stores.register import LeadRow, ShardRow, VersionRow
 PAUSE_S = 0.2  # between two looks when there was nothing to commit
 HOUSEKEEPING_S = 1.0  # leases, fleet, holds, progress
 FOLLOW_S = 1.0
+STARTING_MAX_S = 3600.0  # a model of hundreds of GB loads within it; a worker that died on another host before its first word never beats
 NAMED_MAX = 10
 
 Turns = Generator[float, None, "SupervisionReport"]  # yields how long to pause
@@ -343,6 +344,7 @@ class Duties:
         lease_s = installation.settings.lease_s
         self._leases: LeaseObserver[tuple[int, int]] = LeaseObserver(lease_s=lease_s)
         self._heartbeats: LeaseObserver[str] = LeaseObserver(lease_s=HUNG_LEASES * lease_s)
+        self._starts: LeaseObserver[str] = LeaseObserver(lease_s=STARTING_MAX_S)
 
     def run(self, counts: Mapping[ShardState, int], *, now_s: float) -> None:
         """Raises UnfitEnvironmentError when nobody works and starting another worker is of no use."""
@@ -384,8 +386,9 @@ class Duties:
     def _kill_hung(self, *, now_s: float) -> None:
         """A stopped or wedged process lost its shards after one lease; it must not take up a place (and a GPU) for ever."""
         workers = self._register.workers(self._wish.job, self._wish.version, alive_only=True)
-        heard = {worker.worker_id: worker.heartbeats for worker in workers if worker.state is not WorkerState.STARTING}
-        for worker_id in self._heartbeats.lapsed(heard, now_s=now_s):
+        starting = {worker.worker_id: worker.heartbeats for worker in workers if worker.state is WorkerState.STARTING}
+        heard = {worker.worker_id: worker.heartbeats for worker in workers if worker.worker_id not in starting}
+        for worker_id in [*self._heartbeats.lapsed(heard, now_s=now_s), *self._starts.lapsed(starting, now_s=now_s)]:
             self._fleet.kill(worker_id)
 
     def _fill(self, counts: Mapping[ShardState, int], *, now_s: float) -> None:

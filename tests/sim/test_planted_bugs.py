@@ -142,6 +142,8 @@ def planted(plant: Plant) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
 def test_a_planted_bug_is_found(plant: Plant, record_property: Callable[[str, object], None]) -> None:
     with planted(plant):
