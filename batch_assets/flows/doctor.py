@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from batch_assets.core.errors import GristmillError, ObjectExistsError
+from batch_assets.core.errors import GristmillError, ObjectExistsError, UnfitEnvironmentError
 from batch_assets.engines.build import engine_build
 from batch_assets.settings import Settings
 from batch_assets.stores.installation import Installation
@@ -124,8 +124,11 @@ def _installed() -> Iterator[tuple[str, str]]:
 
 
 def _isolation(settings: Settings) -> str:
-    with _register(settings) as register:
-        found = register.isolation()
+    try:
+        with _register(settings) as register:
+            found = register.isolation()
+    except UnfitEnvironmentError:
+        return "not known: the database cannot be opened"  # a finding of its own already
     if found.obstacle is not None:
         return f"off: {found.obstacle}"
     return f"on: {found.role} gives the workers of each version a login of their own"
