@@ -112,6 +112,11 @@ class ShardWork:
         self._withheld: list[tuple[int, Failed | Dead]] = []
         self._answered = next((record_id for record_id in records.ids if record_id in folded.answered), None) if folded.answered else None
         self._open = sum(1 for record_id in records.ids if not folded.is_terminal(record_id))  # without a terminal entry, or one to be put
+        self._queue_up(folded)
+
+    def _queue_up(self, folded: Folded) -> None:
+        """Suspects first, group after group; records with no attempt left are dead at once."""
+        lease, records, tools = self.lease, self._records, self._tools
         rows = {record_id: row for row, record_id in enumerate(records.ids)} if folded.failed or folded.suspicion.untried else {}
         self._groups = deque(tuple(rows[each] for each in group if each in rows) for group in folded.suspicion.groups_left)
         suspects = {row for group in self._groups for row in group}
@@ -121,7 +126,7 @@ class ShardWork:
         self._queue: deque[int] = deque() if suspects else self._later
         self._failed = {rows[each]: attempts for each, attempts in folded.failed.items() if each in rows and not folded.is_terminal(each)}
         for row in [row for row, attempts in self._failed.items() if attempts >= tools.attempts_max]:
-            self._bury_spent(row, folded.last_failures[records.ids[row]], opened_s)
+            self._bury_spent(row, folded.last_failures[records.ids[row]], self.opened_s)
         self._left = self._open - len(self._later) - len(suspects)  # whose last attempt is another worker's
 
     @property

@@ -3,6 +3,7 @@
 import pytest
 
 from batch_assets.core.supervision import (
+    EXIT_UNFIT,
     FRUITLESS_EXITS_MAX,
     FRUITLESS_FORGET_S,
     START_WINDOW_S,
@@ -61,6 +62,14 @@ def test_one_refusal_is_enough_and_a_clean_exit_is_none() -> None:
     assert not budget.crash_loop(now_s=0.0)
     budget.exited([exit_of(6)], now_s=0.0)
     assert budget.crash_loop(now_s=0.0)
+
+
+def test_workers_that_answer_nothing_are_not_started_again_and_again() -> None:
+    budget = StartBudget(workers=2)
+    budget.exited([exit_of(EXIT_UNFIT, fruitful=True)] * FRUITLESS_EXITS_MAX, now_s=0.0)
+    assert budget.allowed(now_s=0.0) == 0
+    budget.exited([exit_of(0)], now_s=1.0)
+    assert budget.allowed(now_s=1.0) > 0
 
 
 @pytest.mark.parametrize(
