@@ -210,7 +210,7 @@ class CommitMachine(RuleBasedStateMachine):
         late=st.booleans(),
     )
     def workers_stage_shards(self, shards: int, lack: str | None, lie: str | None, again: bool, late: bool) -> None:
-        """Logs that lack a record, hold one of another shard, or the same answers twice; what is lacking may come too late for any reader."""
+        """Logs that lack a record, hold one of another shard, or the same answers twice; what lacks may come too late."""
 
         def also(lease: Lease) -> list[Entry]:
             lies = [answered(lie, epoch=lease.epoch)] if lie else []
