@@ -32,6 +32,14 @@ def highest_fence(slots: Sequence[Slot]) -> int:
     return max((entry.epoch for _, entry in placed(slots) if isinstance(entry, Fence)), default=0)
 
 
+def outcome(kind: type[Entry], record_id: str, *, epoch: int, attempt: int) -> Entry:
+    if kind is Failed:
+        return Failed(record_id, epoch, attempt, "schema", "", 7)
+    if kind is Answered:
+        return Answered(record_id, epoch, attempt, f'{{"n":{epoch}}}', 10, 0, 5, f"w{epoch}")
+    return Dead(record_id, epoch, attempt, "schema", "")
+
+
 @dataclass(slots=True)
 class Holder:
     """Somebody who claimed an epoch; it may sleep as long as it likes and then go on."""
@@ -106,11 +114,8 @@ class LogMachine(RuleBasedStateMachine):
 
     def _entry(self, kind: type[Entry], record_id: str, holder: Holder) -> Entry:
         attempts = holder.folded.failed.get(record_id, 0)
-        if kind is Failed and attempts < ATTEMPTS_MAX:
-            return Failed(record_id, holder.epoch, attempts + 1, "schema", "", 7)
-        if kind is Answered:
-            return Answered(record_id, holder.epoch, attempts + 1, f'{{"n":{holder.epoch}}}', 10, 0, 5, f"w{holder.epoch}")
-        return Dead(record_id, holder.epoch, attempts, "schema", "")
+        is_spent = attempts >= ATTEMPTS_MAX and kind is Failed
+        return outcome(Dead if is_spent else kind, record_id, epoch=holder.epoch, attempt=attempts + (kind is not Dead and not is_spent))
 
     def _believe(self, folded: Folded, entry: Entry) -> None:
         match entry:
@@ -131,15 +136,15 @@ class LogMachine(RuleBasedStateMachine):
             slot = holder.writer.put(entries)
         except StaleLeaseError:
             assert highest_fence(self.objects.slots()) > holder.epoch, "told to stop without a higher fence"
-            outcome = "stale"
+            end = "stale"
         except TimeoutError:
-            outcome = "gave up"
+            end = "gave up"
         else:
             passed = self.objects.slots()[: slot + 1][len(holder.read or ()) :]
             assert highest_fence(passed) <= holder.epoch, "a higher fence was passed without a word"
-            outcome = "returned"
-        self.struck[outcome] += 1
-        holder.is_lost = outcome != "returned"
+            end = "returned"
+        self.struck[end] += 1
+        holder.is_lost = end != "returned"
         return not holder.is_lost
 
     def _check_that_they_count(self, holder: Holder, entries: list[Entry]) -> None:
@@ -255,5 +260,24 @@ def test_a_staged_log_that_has_a_gap_is_an_error_and_never_a_shorter_log(effort:
         del objects.stored[f"{FOLDER}/{gap:08d}.arrow"]
         with pytest.raises(UnfitEnvironmentError, match="has a gap"):
             log.read(slots)
+
+    check()
+
+
+def test_what_a_put_leaves_out_stands_in_the_log_under_its_own_epoch(effort: Effort) -> None:
+    """Also for writers that should have stopped: each begins anywhere, as if it had read what is below and believed none of it."""
+    puts = st.lists(
+        st.tuples(st.integers(1, 2), st.sampled_from("ab"), st.sampled_from([Answered, Failed, Dead]), st.integers(0, 9)), max_size=8
+    )
+
+    @effort.settings(examples=150)
+    @given(puts)
+    def check(puts: list[tuple[int, str, type[Entry], int]]) -> None:
+        objects = MemoryObjects()
+        log = ShardLog(objects, job="tickets", version="v0001-3fa9c1", shard=1)
+        for epoch, record_id, kind, start in puts:
+            log.writer(epoch=epoch, next_slot=min(start, len(objects.slots()))).put([outcome(kind, record_id, epoch=epoch, attempt=1)])
+            ours = [entry for _, entry in placed(objects.slots()) if entry.epoch == epoch and entry[0] == record_id]
+            assert any(isinstance(entry, Failed) == (kind is Failed) for entry in ours)
 
     check()

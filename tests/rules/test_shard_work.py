@@ -165,17 +165,20 @@ class WorkMachine(RuleBasedStateMachine):
             holder.work.take(row, attempt, Completion(record_id, text, "stop", 10, 0, 5), 0)
         holder.failures[record_id] += fate != "answered"
 
-    @rule(back=recent, bad=st.integers(0, 6))
-    def holder_does_the_rest(self, back: int, bad: int) -> None:
-        """Else few histories would ever finish a shard. So many of its answers are invalid."""
+    @rule(back=recent, bad=st.integers(0, 6), flushes=st.booleans(), wait=st.booleans())
+    def holder_does_the_rest(self, back: int, bad: int, flushes: bool, wait: bool) -> None:
+        """Else few histories would ever finish a shard. So many of its answers are invalid; the last put may still be on its way."""
         holder = self._opened(back)
         for number in range(len(IDS) + bad):
             if holder in self.holders:
                 self.holder_feeds(back, len(IDS))
                 self.engine_finishes_one(back, 0, "invalid" if number < bad else "answered")
-                self.holder_flushes(back, wait=number >= len(IDS))
+                if flushes:
+                    self.holder_flushes(back, wait=number >= len(IDS))
         if holder in self.holders:
-            self.holder_flushes(back, wait=True)
+            self.holder_flushes(back, wait=wait)
+        if self.staged_slots is None:
+            self.present_holder_stages_when_it_thinks_it_is_done()
 
     @rule(back=recent, wait=st.booleans())
     def holder_flushes(self, back: int, wait: bool) -> None:
