@@ -38,6 +38,7 @@ def test_the_bugs_of_successive_days_are_all_of_them() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("bug", of_the_day(BUGS, datetime.now(UTC).toordinal()), ids=named)
 def test_a_bug_of_the_day_is_caught(bug: Bug) -> None:
     finding = plant(bug)
@@ -45,6 +46,7 @@ def test_a_bug_of_the_day_is_caught(bug: Bug) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("bug", BUGS, ids=named)
 def test_every_bug_is_caught(bug: Bug) -> None:
     finding = plant(bug)

@@ -8,8 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 LONG_FACTOR = 40  # minutes instead of seconds
 
-# For tests/planted: that a bug is found is all it asks, so nothing is shrunk.
-settings.register_profile("planted", phases=[Phase.explicit, Phase.generate])
+# For tests/planted: that a bug is found is all it asks, so nothing is shrunk and the first failure is enough.
+settings.register_profile("planted", phases=[Phase.explicit, Phase.generate], report_multiple_bugs=False)
 
 
 # Hypothesis spends most of a long run on variations of its first histories; many short runs, each with a seed, find more in the same time.

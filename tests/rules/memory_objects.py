@@ -2,8 +2,13 @@
 
 from collections import deque
 from enum import StrEnum
+from functools import lru_cache
 
 from batch_assets.core.errors import ObjectExistsError, ObjectMissingError
+from batch_assets.core.shard_log import Slot
+from batch_assets.stores.shard_log import decode
+
+_decoded = lru_cache(maxsize=10_000)(decode)
 
 
 class Fault(StrEnum):
@@ -47,3 +52,7 @@ class MemoryObjects:
         for path, data in self.on_their_way:
             self.stored.setdefault(path, data)
         self.on_their_way.clear()
+
+    def slots(self) -> list[Slot]:
+        """What `ShardLog.read` gives when all that is stored is one shard's log, without decoding the same bytes again and again."""
+        return [_decoded(data) for _, data in sorted(self.stored.items())]

@@ -196,7 +196,6 @@ class CommitMachine(RuleBasedStateMachine):
         self.planned: Planned = plan_by_hand(installation, SHARDS, set_aside={2: ["e1"]}, adapt=lambda spec: replace(spec, job=job))
         self.generation = 0  # of the leader that acts now
         self.leaders: list[tuple[int, Committer]] = []
-        self.stagers: list[Lease] = []
         self.trouble: tuple[str, str] | None = None
         self.somebody_takes_the_lead()
 
@@ -208,9 +207,10 @@ class CommitMachine(RuleBasedStateMachine):
         lack=st.sampled_from([None, None, "a2", "c1"]),
         lie=st.sampled_from([None, None, None, "a1", "b1", "c1"]),
         again=st.booleans(),
+        late=st.booleans(),
     )
-    def workers_stage_shards(self, shards: int, lack: str | None, lie: str | None, again: bool) -> None:
-        """Logs that lack a record, that hold one of another shard, or the same answers twice."""
+    def workers_stage_shards(self, shards: int, lack: str | None, lie: str | None, again: bool, late: bool) -> None:
+        """Logs that lack a record, hold one of another shard, or the same answers twice; what lacks may come too late."""
 
         def also(lease: Lease) -> list[Entry]:
             lies = [answered(lie, epoch=lease.epoch)] if lie else []
@@ -218,13 +218,9 @@ class CommitMachine(RuleBasedStateMachine):
             return [*lies, *(own if again else [])]
 
         for _ in range(min(shards, self.register.counts(*self._at().values())[ShardState.PENDING])):
-            self.stagers.append(stage(self.planned, leave_out=[lack] if lack else [], also=also))
-
-    @rule()
-    def worker_writes_on_after_it_has_staged(self) -> None:
-        """What it left out: too late, whoever reads it."""
-        for lease in self.stagers:
-            write(self.planned, lease, [answered(record_id, epoch=lease.epoch) for record_id in self.planned.ids[lease.shard]])
+            lease = stage(self.planned, leave_out=[lack] if lack else [], also=also)
+            if late:
+                write(self.planned, lease, [answered(record_id, epoch=lease.epoch) for record_id in self.planned.ids[lease.shard]])
 
     @rule()
     def worker_dies_with_a_shard(self) -> None:

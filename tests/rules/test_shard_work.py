@@ -1,7 +1,8 @@
 """One shard in the hands of workers that crash, oversleep and wait for their puts: attempts, answers and what counts as done."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -138,7 +139,7 @@ class WorkMachine(RuleBasedStateMachine):
         with self._alive(holder):
             holder.work = open_shard(holder.lease, log=self.log, frozen=FROZEN, tools=tools, now_s=0)
             assert not superseded, "it went to work although a successor's fence stands in the log"
-            holder.attempts_at_open = dict(ModelLog(self._slots(), staged_rounds={}).folded().failed)
+            holder.attempts_at_open = dict(ModelLog(self.objects.slots(), staged_rounds={}).folded().failed)
 
     @rule(back=recent, count=st.integers(1, 5))
     def holder_feeds(self, back: int, count: int) -> None:
@@ -164,17 +165,20 @@ class WorkMachine(RuleBasedStateMachine):
             holder.work.take(row, attempt, Completion(record_id, text, "stop", 10, 0, 5), 0)
         holder.failures[record_id] += fate != "answered"
 
-    @rule(back=recent, bad=st.integers(0, 6))
-    def holder_does_the_rest(self, back: int, bad: int) -> None:
-        """Else few histories would ever finish a shard. So many of its answers are invalid."""
+    @rule(back=recent, bad=st.integers(0, 6), flushes=st.booleans(), wait=st.booleans())
+    def holder_does_the_rest(self, back: int, bad: int, flushes: bool, wait: bool) -> None:
+        """Else few histories would ever finish a shard. So many of its answers are invalid; the last put may still be on its way."""
         holder = self._opened(back)
         for number in range(len(IDS) + bad):
             if holder in self.holders:
                 self.holder_feeds(back, len(IDS))
                 self.engine_finishes_one(back, 0, "invalid" if number < bad else "answered")
-                self.holder_flushes(back, wait=number >= len(IDS))
+                if flushes:
+                    self.holder_flushes(back, wait=number >= len(IDS))
         if holder in self.holders:
-            self.holder_flushes(back, wait=True)
+            self.holder_flushes(back, wait=wait)
+        if self.staged_slots is None:
+            self.present_holder_stages_when_it_thinks_it_is_done()
 
     @rule(back=recent, wait=st.booleans())
     def holder_flushes(self, back: int, wait: bool) -> None:
@@ -220,13 +224,13 @@ class WorkMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_answer_is_about_its_record(self) -> None:
-        for _, entry in placed(self._slots()):
+        for _, entry in placed(self.objects.slots()):
             if isinstance(entry, Answered):
                 assert entry.answer == answer_text(entry.record_id)
 
     @invariant()
     def nothing_counts_before_it_stands_in_the_log(self) -> None:
-        logged = Counter((type(entry), entry.epoch) for _, entry in placed(self._slots()))
+        logged = Counter((type(entry), entry.epoch) for _, entry in placed(self.objects.slots()))
         for holder in self.holders:
             assert holder.counters.answered <= logged[Answered, holder.lease.epoch]
             assert holder.counters.dead <= logged[Dead, holder.lease.epoch]
@@ -234,7 +238,7 @@ class WorkMachine(RuleBasedStateMachine):
     @invariant()
     def no_attempt_is_written_twice(self) -> None:
         """Of those that count: a void one was made by somebody who had lost the shard."""
-        slots = self._slots()
+        slots = self.objects.slots()
         model = ModelLog(slots, staged_rounds={})
         counted = [
             (each.entry.record_id, each.entry.attempt)
@@ -243,8 +247,14 @@ class WorkMachine(RuleBasedStateMachine):
         ]
         assert len(counted) == len(set(counted))
 
-    def _alive(self, holder: Holder) -> Any:
-        return _Alive(self, holder)
+    @contextmanager
+    def _alive(self, holder: Holder) -> Iterator[None]:
+        """A worker that is told it is stale, or whose store gives up, is gone."""
+        try:
+            yield
+        except (StaleLeaseError, TimeoutError) as error:
+            self.struck[type(error).__name__] += 1
+            self.holders.remove(holder)
 
     def _attempts(self, holder: Holder, record_id: str) -> int:
         return holder.attempts_at_open.get(record_id, 0) + holder.failures[record_id]
@@ -256,28 +266,8 @@ class WorkMachine(RuleBasedStateMachine):
         self.holder_opens_the_shard(back)
         return self._holder(back)
 
-    def _slots(self) -> Sequence[Any]:
-        return self.log.read(None)
-
     def _highest_fence(self) -> int:
-        return max((entry.epoch for _, entry in placed(self._slots()) if isinstance(entry, Fence)), default=0)
-
-
-class _Alive:
-    """A worker that is told it is stale, or whose store gives up, is gone."""
-
-    def __init__(self, machine: WorkMachine, holder: Holder) -> None:
-        self._machine, self._holder = machine, holder
-
-    def __enter__(self) -> None:
-        """Nothing to do."""
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, StaleLeaseError | TimeoutError):
-            return False
-        self._machine.struck[type(error).__name__] += 1
-        self._machine.holders.remove(self._holder)
-        return True
+        return max((entry.epoch for _, entry in placed(self.objects.slots()) if isinstance(entry, Fence)), default=0)
 
 
 def test_a_shard_comes_to_its_end_whatever_its_workers_do(effort: Effort) -> None:
