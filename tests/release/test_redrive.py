@@ -64,7 +64,7 @@ def test_a_redrive_leads_to_a_new_release_and_leaves_the_earlier_one_whole(plann
 
 def test_a_redrive_that_recovers_nothing_leads_to_a_new_release_too(planned: Planned) -> None:
     before = build(planned)
-    redriven(planned, behaviours=[{"act": "invalid"}])
+    redriven(planned, behaviours=[{"act": "invalid", "record": record} for record in ("a2", "a3", "b1")])
     assert build(planned).release_id != before.release_id
     assert build(planned).dead_by_class == {"empty": 1, "rejected": 1, "not_json": 3}
 
