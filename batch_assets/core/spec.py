@@ -86,11 +86,16 @@ class InputRules:
         return digest_of(asdict(self))
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """Source columns that are read, each once, sorted."""
-        names = {self.key, *(column for _, column in self.fields), *(column for _, column in self.labels)}
+    def text_columns(self) -> tuple[str, ...]:
+        """Source columns whose text is used as it is, each once, sorted; a label may stand in one of them too."""
+        names = {self.key, *(column for _, column in self.fields)}
         names |= {name for name in (self.acl, self.record_class, self.segment) if name is not None}
         return tuple(sorted(names))
+
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """Source columns of labels, each once, sorted; read as JSON, so that a number stays one."""
+        return tuple(sorted({column for _, column in self.labels}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

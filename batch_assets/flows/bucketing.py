@@ -18,7 +18,7 @@ import polars as pl
 from batch_assets.core.planning import BLANK_CHARACTERS, bucket_bits, bucket_low
 from batch_assets.core.records import FIELD_PREFIX, DeadClass, row_key
 from batch_assets.core.spec import InputRules, Snapshot
-from batch_assets.stores.snapshots import MALFORMED, SourceBatch, read_batches, source_size
+from batch_assets.stores.snapshots import MALFORMED, SourceBatch, json_column, read_batches, source_size
 from batch_assets.stores.spill import Spill
 
 BUFFER_ROWS: Final = 65_536  # sorted and scattered together; whichever bound comes first
@@ -91,8 +91,7 @@ class Buckets:
                     yield bucket, _joined(spill.frames(place))
 
     def _rows(self) -> Iterator[pl.DataFrame]:
-        scalars = {column for _, column in self._rules.labels}
-        for batch in read_batches(self._snapshot, self._rules.columns, scalars=scalars):
+        for batch in read_batches(self._snapshot, self._rules.text_columns, scalars=self._rules.label_columns):
             yield _rows_of(batch, self._rules)
 
     def _count_faults(self, run: pl.DataFrame) -> None:
@@ -153,8 +152,8 @@ def _labels(rules: InputRules) -> pl.Expr:
         return pl.lit(None, dtype=pl.String)
     parts: list[pl.Expr] = []
     for name, column in rules.labels:
-        parts += [pl.lit(f'{"," if parts else "{"}"{name}":'), pl.col(column).fill_null("null")]
-    present = pl.any_horizontal(pl.col(column).is_not_null() for _, column in rules.labels)
+        parts += [pl.lit(f'{"," if parts else "{"}"{name}":'), pl.col(json_column(column)).fill_null("null")]
+    present = pl.any_horizontal(pl.col(json_column(column)).is_not_null() for _, column in rules.labels)
     return pl.when(present).then(pl.concat_str(*parts, pl.lit("}")))
 
 

@@ -115,6 +115,19 @@ def test_a_frozen_row_holds_what_the_job_says_and_nothing_else(installation: Ins
     }
 
 
+def test_a_column_that_is_also_a_label_keeps_its_value_for_every_other_use(
+    installation: Installation, make_job: MakeJob, tmp_path: Path
+) -> None:
+    pl.DataFrame(records(3)).write_csv(tmp_path / "t.csv")
+    job = make_job(table=tmp_path / "t.csv")
+    labels = {"category": "acl", "summary": "ticket_id"}
+    changed = job.job_file.input.model_copy(update={"labels": labels, "segment": "acl", "record_class": "ticket_id"})
+    job = replace(job, job_file=job.job_file.model_copy(update={"input": changed}))
+    row = frozen_rows(installation, plan(installation, job)).sort("record_id").row(0, named=True)
+    assert [row[name] for name in ("record_id", "acl", "segment", "record_class")] == ["T-000000", "support", "support", "T-000000"]
+    assert row["labels"] == '{"category":"support","summary":"T-000000"}'
+
+
 def nasty() -> list[dict[str, object]]:
     sound = {"acl": "support", "market": "de", "gold": "bug"}
     return [

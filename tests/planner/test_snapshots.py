@@ -202,7 +202,7 @@ def test_labels_may_be_any_scalar_and_come_as_json(tmp_path: Path) -> None:
     path = jsonl_file(
         tmp_path, {"id": "1", "gold": 'b"x'}, {"id": "2", "gold": 3}, {"id": "3", "gold": True}, {"id": "4"}, {"id": "5", "gold": [1]}
     )
-    assert [row[1:] for row in rows(path, ["id", "gold"], ("gold",))] == [
+    assert [row[1:] for row in rows(path, ["id"], ("gold",))] == [
         ('"b\\"x"', None),
         ("3", None),
         ("true", None),
@@ -217,8 +217,29 @@ def test_labels_may_be_any_scalar_and_come_as_json(tmp_path: Path) -> None:
         ([True, None], ["true", None]),
     ):
         pl.DataFrame({"id": ["1", "2"], "gold": values}).write_parquet(parquet)
-        assert [row[1] for row in rows(parquet, ["id", "gold"], ("gold",))] == texts
-    assert [row[1] for row in rows(csv_file(tmp_path, "id,gold\n1,3\n"), ["id", "gold"], ("gold",))] == ['"3"']
+        assert [row[1] for row in rows(parquet, ["id"], ("gold",))] == texts
+    assert [row[1] for row in rows(csv_file(tmp_path, "id,gold\n1,3\n"), ["id"], ("gold",))] == ['"3"']
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "delta"])
+def test_a_column_that_is_also_a_label_comes_as_it_is_and_as_json(tmp_path: Path, kind: str) -> None:
+    frame = pl.DataFrame({"id": ["1"], "gold": ['b"x']})
+    path = tmp_path / ("table" if kind == "delta" else f"t.{kind}")
+    write = {"csv": frame.write_csv, "jsonl": frame.write_ndjson, "parquet": frame.write_parquet}
+    if kind == "delta":
+        write_deltalake(path, frame)
+    else:
+        write[kind](path)
+    assert rows(path, ["id", "gold"], ("gold", "id")) == [("1", 'b"x', '"b\\"x"', '"1"', None)]
+
+
+def test_a_label_beyond_all_floats_is_malformed_because_json_has_no_infinity(tmp_path: Path) -> None:
+    path = jsonl_file(tmp_path, b'{"id": "1", "gold": 1e999}', b'{"id": "2", "gold": -1e999}', {"id": "3", "gold": 1e300})
+    assert rows(path, ["id"], ("gold",)) == [
+        ("1", None, "line 1: gold holds a number beyond all floats"),
+        ("2", None, "line 2: gold holds a number beyond all floats"),
+        ("3", "1e+300", None),
+    ]
 
 
 # ---- parquet and Delta
