@@ -21,7 +21,7 @@ from batch_assets.core.records import TO_ANSWER
 from batch_assets.core.spec import DuplicatePolicy, SourceKind, VersionSpec
 from batch_assets.engines.build import engine_build
 from batch_assets.engines.tokenizers import tokenizer_for
-from batch_assets.flows.bucketing import Buckets, Tally
+from batch_assets.flows.bucketing import DECIDED_ONCE, Buckets, Tally
 from batch_assets.flows.freezing import Freezer, PromptLimit, tokens_of
 from batch_assets.stores.installation import Installation
 from batch_assets.stores.job_folders import Job, input_rules_of, recipe_of
@@ -217,6 +217,8 @@ def _refuse_rows(tally: Tally, spec: VersionSpec) -> None:
         problems.append(_no_records(spec))
     if refuses and tally.repeated:
         problems.append(_repeated_ids(tally, spec))
+    if not refuses and tally.at_odds:
+        problems.append(_rows_at_odds(tally, spec))
     if refuses and tally.without_id:
         problems.append(_rows_without_id(tally, spec))
     if problems:
@@ -244,6 +246,20 @@ def _repeated_ids(tally: Tally, spec: VersionSpec) -> Problem:
         expected="each id once",
         found=f"{tally.repeated:,} rows too many",
         fix="remove them from the source, or write  duplicates: set_aside  under input: (such an id becomes one dead letter)",
+    )
+
+
+def _rows_at_odds(tally: Tally, spec: VersionSpec) -> Problem:
+    """One of the rows would decide who may read the record, and nobody has said which: the dead letter could be wider than a row."""
+    given = [f"input.{name} ({column})" for name in DECIDED_ONCE if (column := getattr(spec.input_rules, name)) is not None]
+    return Problem(
+        code="source.duplicate_ids_at_odds",
+        file=spec.snapshot.uri,
+        key=spec.input_rules.key,
+        what=f"rows that share an id differ in who may read them, or in class or segment: {_named(tally.at_odds_examples, tally.at_odds)}",
+        expected=f"equal {', '.join(given)} in all rows of an id; then the id is set aside as one dead letter",
+        found=f"{tally.at_odds:,} ids whose rows differ there",
+        fix="remove the surplus rows from the source, give them ids of their own, or make those columns equal",
     )
 
 

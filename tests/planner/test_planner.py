@@ -19,6 +19,7 @@ from batch_assets.core.records import TO_ANSWER, key_hash
 from batch_assets.engines.tokenizers import BYTES_PER_TOKEN
 from batch_assets.flows import bucketing, planner
 from batch_assets.flows.planner import PlanReport, plan
+from batch_assets.stores import source_text
 from batch_assets.stores.frozen_input import frozen_schema
 from batch_assets.stores.installation import Installation
 from batch_assets.stores.job_folders import Job, load_job
@@ -179,6 +180,31 @@ def test_the_details_of_what_is_set_aside_hold_no_record_text(installation: Inst
     }
     assert len(details) >= 3
     assert not any("SECRET" in str(detail) for detail in details)
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [("acl", ("secret", None)), ("acl", ("zz-secret", "aa-public")), ("market", ("de", "us"))],
+    ids=["no acl", "another acl", "another segment"],
+)
+@pytest.mark.parametrize("buffer_rows", [2, 100], ids=["in two runs", "in one run"])
+def test_rows_of_one_id_that_differ_in_acl_or_segment_are_refused_because_nobody_can_tell_who_may_read_them(
+    installation: Installation,
+    make_job: MakeJob,
+    monkeypatch: pytest.MonkeyPatch,
+    buffer_rows: int,
+    column: str,
+    values: tuple[str | None, ...],
+) -> None:
+    monkeypatch.setattr(bucketing, "BUFFER_ROWS", buffer_rows)
+    monkeypatch.setattr(source_text, "READ_BYTES", 64)
+    sound = records(6)
+    pair = [{**sound[0], "ticket_id": "twice", column: value} for value in values]
+    with pytest.raises(RefusedError, match=r"differ in who may read them.*: twice\n.*\n?.*1 ids whose rows differ"):
+        plan(installation, make_job([pair[0], *sound, pair[1]], duplicates="set_aside"))
+    assert installation.register.versions("tickets") == []
+    report = plan(installation, make_job([pair[0], *sound, pair[0]], duplicates="set_aside"))
+    assert classes(installation, report) == {"twice": ("duplicate_id", "2 rows share this id")}
 
 
 def with_policy(job: Job, policy: str) -> object:
