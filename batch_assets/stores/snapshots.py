@@ -19,6 +19,7 @@ from batch_assets.stores import source_text
 from batch_assets.stores.source_tables import (
     DataFile,
     delta_columns,
+    delta_content,
     delta_files,
     open_delta,
     parquet_columns,
@@ -67,12 +68,14 @@ def kind_of(uri: str) -> SourceKind:
 
 
 def pin_snapshot(uri: str, kind: SourceKind) -> Snapshot:
-    """What is there now. Delta: table id and newest version, whose files exist; else every file's sha256. Raises RefusedError."""
+    """What is there now. Delta: table id, newest version and its files, which exist; else every file's sha256. Raises RefusedError."""
     _refuse_remote(uri)
     if kind is SourceKind.DELTA:
         table = open_delta(uri)
         delta_files(table, root=uri)
-        return Snapshot(kind=kind, uri=uri, table_id=str(table.metadata().id), table_version=table.version())
+        return Snapshot(
+            kind=kind, uri=uri, table_id=str(table.metadata().id), table_version=table.version(), table_content=delta_content(table)
+        )
     return Snapshot(kind=kind, uri=uri, files=tuple(_pinned(name, path) for name, path in _files(uri, kind)))
 
 
@@ -207,6 +210,8 @@ def _pinned_table(snapshot: Snapshot) -> DeltaTable:
     table = open_delta(snapshot.uri, snapshot.table_version)
     if str(table.metadata().id) != snapshot.table_id:
         raise _changed(snapshot.uri, "_delta_log", expected=f"table id {snapshot.table_id}", found=str(table.metadata().id))
+    if snapshot.table_content is not None and (found := delta_content(table)) != snapshot.table_content:
+        raise _changed(snapshot.uri, "_delta_log", expected=f"the files of version {snapshot.table_version} as pinned", found=found)
     return table
 
 

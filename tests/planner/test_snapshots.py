@@ -1,6 +1,7 @@
 """Pinning and reading a source: what is read is what was pinned, one bad line is one bad record, memory is bounded elsewhere."""
 
 import json
+import shutil
 from pathlib import Path
 
 import polars as pl
@@ -8,6 +9,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from batch_assets.core.errors import RefusedError
+from batch_assets.core.identity import digest_of
 from batch_assets.core.spec import Snapshot, SourceKind
 from batch_assets.stores import source_tables, source_text
 from batch_assets.stores.snapshots import MALFORMED, kind_of, pin_snapshot, read_batches, source_columns, source_size
@@ -316,6 +318,28 @@ def test_another_table_under_the_same_path_is_refused(table: Path) -> None:
     old = at_version(table, 2)
     with pytest.raises(RefusedError, match="changed"):
         list(read_batches(Snapshot(kind=SourceKind.DELTA, uri=old.uri, table_id="another", table_version=2), COLUMNS))
+
+
+def test_a_table_restored_from_a_backup_and_written_to_anew_is_another_snapshot_under_the_same_label(table: Path, tmp_path: Path) -> None:
+    rows_then = pl.DataFrame({"id": ["1"], "text": ["a"], "market": ["de"], "more": ["m"]})
+    shutil.copytree(table, tmp_path / "backup")
+    write_deltalake(table, rows_then, mode="append")
+    first = pinned(table)
+    shutil.rmtree(table)
+    shutil.copytree(tmp_path / "backup", table)
+    write_deltalake(table, rows_then.with_columns(id=pl.lit("2")), mode="append")
+    second = pinned(table)
+    assert (second.table_id, second.table_version, second.label) == (first.table_id, first.table_version, first.label)
+    assert second.digest != first.digest
+    with pytest.raises(RefusedError, match="changed"):
+        list(read_batches(first, COLUMNS))
+    assert pinned(Path(shutil.copytree(table, tmp_path / "copy"))).digest == second.digest
+
+
+def test_a_snapshot_that_was_stored_without_the_content_of_its_table_keeps_its_digest(table: Path) -> None:
+    old = at_version(table, 2)
+    assert old.digest == digest_of({"kind": "delta", "table_id": old.table_id, "version": 2})
+    assert next(iter(read_batches(old, ["id"]))).frame["id"].to_list() == ["9"]
 
 
 def test_a_table_with_deletion_vectors_is_refused_because_deleted_rows_would_come_back(table: Path) -> None:
