@@ -110,14 +110,16 @@ def _make(
         kind = "full" if spec.pilot_records is None else "pilot"
         row = installation.register.register_version(spec, kind=kind, by_sensor=by_sensor)
         progress(f"{buckets.tally.rows:,} records; writing the shards of {row.name}")
-        installation.specs().write(job.name, row.name, spec)
+        attempt = secrets.token_hex(6)
+        installation.specs().write(job.name, row.name, spec, attempt=attempt)
         reason = _approval_reason(installation, job, spec, records=buckets.tally.rows, by_sensor=by_sensor)
-        _freeze(installation, row, spec, limit, buckets, held=reason is not None)
+        _freeze(installation, row, spec, limit, buckets, attempt=attempt, held=reason is not None)
         return reason
 
 
-def _freeze(installation: Installation, row: VersionRow, spec: VersionSpec, limit: PromptLimit, buckets: Buckets, *, held: bool) -> None:
-    attempt = secrets.token_hex(6)
+def _freeze(  # noqa: PLR0917  what is frozen, and where it comes from
+    installation: Installation, row: VersionRow, spec: VersionSpec, limit: PromptLimit, buckets: Buckets, *, attempt: str, held: bool
+) -> None:
     frozen = installation.frozen_input(job=row.job, version=row.name, attempt=attempt)
     freezer = Freezer(frozen=frozen, limit=limit, shard_records=spec.shard_records, bits=buckets.bits)
     for bucket, rows in buckets:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -380,6 +381,33 @@ def test_a_planner_that_dies_leaves_an_unused_attempt_and_the_next_one_completes
     report = plan(installation, job)
     assert (report.version, report.kind, report.state) == (half.name, "full", VersionState.ACTIVE)
     assert frozen_rows(installation, report).height == 30
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"run": {"shard_records": 10}}, {"owners": ["team:others"]}, {"table": True}, {"model": True}],
+    ids=["shard size", "owners", "moved table", "moved model"],
+)
+def test_a_planner_that_died_does_not_bind_the_next_one_to_what_is_no_part_of_the_identity(
+    installation: Installation, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, change: Mapping[str, object]
+) -> None:
+    job = make_job(records(30))
+    with monkeypatch.context() as dying:
+        dying.setattr(planner, "_freeze", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            plan(installation, job)
+    if "table" in change:
+        (tmp_path / "moved").mkdir()
+        job = replace(job, source_uri=str(shutil.move(job.source_uri, tmp_path / "moved")))
+    elif "model" in change:
+        job = replace(job, model_path=str(shutil.move(job.model_path, tmp_path / "moved model")))
+    else:
+        job = replace(job, job_file=type(job.job_file).model_validate({**job.job_file.model_dump(exclude_unset=True), **change}))
+    report = plan(installation, job)
+    spec = installation.specs().read("tickets", report.version)
+    assert (report.kind, len(installation.register.versions("tickets"))) == ("full", 1)
+    assert (spec.shard_records, list(spec.owners)) == (job.job_file.run.shard_records, job.job_file.owners)
+    assert (spec.snapshot.uri, spec.model_path) == (job.source_uri, job.model_path)
 
 
 def test_of_two_planners_at_once_one_attempt_counts(installation: Installation, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
