@@ -75,9 +75,11 @@ def plan(
 ) -> PlanReport:
     """The version of what the job's files and its source are now; made when there is none, else found (`unchanged`).
 
-    Raises RefusedError (job, source, duplicates under the policy `refuse`) and UnfitEnvironmentError (model digest, stores).
+    Raises RefusedError (job, pilot, source, ids that stand in several rows) and UnfitEnvironmentError (model digest, stores).
     """
     started_s = time.monotonic()
+    if pilot is not None and pilot < 1:
+        raise RefusedError(_no_pilot(pilot))
     _refuse_columns(job)
     verify_model(job.model_path, recipe_of(job).model_digest)
     limit = _prompt_limit(installation, job)
@@ -117,7 +119,7 @@ def _make(
         return reason
 
 
-def _freeze(  # noqa: PLR0917  what is frozen, and where it comes from
+def _freeze(
     installation: Installation, row: VersionRow, spec: VersionSpec, limit: PromptLimit, buckets: Buckets, *, attempt: str, held: bool
 ) -> None:
     frozen = installation.frozen_input(job=row.job, version=row.name, attempt=attempt)
@@ -203,6 +205,17 @@ def _prompt_limit(installation: Installation, job: Job) -> PromptLimit:
 
 
 # ---- what is refused
+
+
+def _no_pilot(pilot: int) -> Problem:
+    return Problem(
+        code="plan.pilot",
+        key="pilot",
+        what="a pilot is a version over that many records of its job",
+        expected="a number of records, at least 1; no pilot (0 in a run's config) for all of them",
+        found=str(pilot),
+        fix="write the number of records to try, for example 200",
+    )
 
 
 def _refuse_columns(job: Job) -> None:

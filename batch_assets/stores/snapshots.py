@@ -215,9 +215,7 @@ def _pinned_table(snapshot: Snapshot) -> DeltaTable:
     return table
 
 
-def _text_file(
-    snapshot: Snapshot, pinned: PinnedFile, path: Path, columns: Sequence[str], scalars: Sequence[str]
-) -> Iterator[SourceBatch]:
+def _text_file(snapshot: Snapshot, pinned: PinnedFile, path: Path, columns: Sequence[str], scalars: Sequence[str]) -> Iterator[SourceBatch]:
     with source_text.HashedFile(path) as file:
         if snapshot.kind is SourceKind.CSV:
             _refuse_absent(str(path), (*columns, *scalars), source_text.csv_header(path))

@@ -82,7 +82,11 @@ def test_a_job_file_that_is_a_link_has_the_name_and_the_files_of_the_folder_it_s
     assert load(first).name == "a"
     monkeypatch.chdir(second.parent)
     environment = {"MODELS": str(tmp_path / "models")}
-    assert [load_job(Path(name), environment=environment).name for name in ("job.yaml", "../a/job.yaml", "../b/job.yaml")] == ["b", "a", "b"]
+    assert [load_job(Path(name), environment=environment).name for name in ("job.yaml", "../a/job.yaml", "../b/job.yaml")] == [
+        "b",
+        "a",
+        "b",
+    ]
 
 
 def test_locations_are_resolved_from_the_job_folder_and_the_environment(tmp_path: Path) -> None:

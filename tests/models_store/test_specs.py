@@ -104,7 +104,9 @@ def test_the_attempt_that_became_the_input_is_read_with_what_it_wrote_and_no_oth
 
 
 @pytest.mark.parametrize("name", ["spec.json", "prompt.md", "answer.schema.json"])
-def test_a_touched_or_missing_file_is_named_with_both_digests(store: SpecStore, version: str, spec: VersionSpec, tmp_path: Path, name: str) -> None:
+def test_a_touched_or_missing_file_is_named_with_both_digests(
+    store: SpecStore, version: str, spec: VersionSpec, tmp_path: Path, name: str
+) -> None:
     store.write("tickets", version, spec)
     path = tmp_path / "root" / "tickets" / "versions" / version / "spec" / name
     text = path.read_text(encoding="utf-8")

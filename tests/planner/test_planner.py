@@ -189,7 +189,7 @@ def test_the_details_of_what_is_set_aside_hold_no_record_text(installation: Inst
     ids=["no acl", "another acl", "another segment"],
 )
 @pytest.mark.parametrize("buffer_rows", [2, 100], ids=["in two runs", "in one run"])
-def test_rows_of_one_id_that_differ_in_acl_or_segment_are_refused_because_nobody_can_tell_who_may_read_them(
+def test_rows_of_one_id_that_differ_in_acl_or_segment_are_refused_because_nobody_can_tell_who_may_read_them(  # noqa: PLR0917
     installation: Installation,
     make_job: MakeJob,
     monkeypatch: pytest.MonkeyPatch,
@@ -438,6 +438,13 @@ def test_a_pilot_is_a_version_of_its_own_with_that_many_records(installation: In
     assert pilot.version != full.version
     assert again.version == pilot.version
     assert set(frozen_rows(installation, pilot)["record_id"]) < set(frozen_rows(installation, full)["record_id"])
+
+
+@pytest.mark.parametrize("pilot", [-3, 0])
+def test_a_pilot_of_no_records_is_refused(installation: Installation, make_job: MakeJob, pilot: int) -> None:
+    with pytest.raises(RefusedError, match=f"at least 1.*found {pilot}"):
+        plan(installation, make_job(records(5)), pilot=pilot)
+    assert installation.register.versions("tickets") == []
 
 
 def test_what_a_sensor_may_not_start_is_born_held_for_approval(installation: Installation, make_job: MakeJob) -> None:
