@@ -3,7 +3,8 @@
 One pass over the data, memory that does not grow with it. What a bucket's rows become (dispositions, shards) is flows/freezing.py's.
 
 Columns of a row on its way: record_id, key_hash, copies (rows that share the id, so far), at_odds (these rows differ in a column of
-`DECIDED_ONCE`), fault_class (null, `malformed`, `no_id`), fault, acl, record_class, segment, labels, field_<placeholder>; all text but key_hash, copies and at_odds.
+`DECIDED_ONCE`), fault_class (null, `malformed`, `no_id`), fault, acl, record_class, segment, labels, field_<placeholder>; all text but
+key_hash, copies and at_odds.
 """
 
 import hashlib
