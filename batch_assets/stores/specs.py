@@ -57,7 +57,7 @@ class SpecStore:
             self._create(_path(job, version, _spec_file(attempt)), content)
 
     def read(self, job: str, version: str) -> VersionSpec:
-        """Raises UnfitEnvironmentError when a file is missing, is not what its digest says, or is of another version than the register says."""
+        """Raises UnfitEnvironmentError when a file is missing, not what its digest says, or of another version than the register says."""
         row = self._registered(job, version)
         name, text = self._get_spec(row)
         try:
