@@ -141,14 +141,14 @@ def _settings(root: str | None) -> Settings:
 
 
 def _target(job: str, job_file: Path | None, root: str | None) -> Target:
+    from batch_assets.stores.job_folders import find_jobs, job_path
+
     settings = _settings(root)
     if job_file is not None:
         path = job_file / "job.yaml" if job_file.is_dir() else job_file
-        return Target(path.resolve().parent.name, path, settings)
+        return Target(job_path(path).parent.name, path, settings)
     if job:
         return Target(job, settings.jobs / job / "job.yaml", settings)
-    from batch_assets.stores.job_folders import find_jobs
-
     found = find_jobs(settings.jobs)
     if len(found) == 1:
         return Target(found[0].parent.name, found[0], settings)
@@ -676,9 +676,10 @@ def demo(
 ) -> None:
     """The main job on the embedded defaults with a real model, one worker killed on purpose, every printed figure checked."""
     from batch_assets.demo import run_demo  # dagster
+    from batch_assets.stores.job_folders import job_path
 
     settings = _settings(root or os.environ.get("GRISTMILL_ROOT") or ".demo")
-    raise typer.Exit(int(run_demo(settings, job_file=job_file.resolve())))
+    raise typer.Exit(int(run_demo(settings, job_file=job_path(job_file))))
 
 
 if __name__ == "__main__":

@@ -213,13 +213,28 @@ def ends_with_plan(context: Context, gristmill: GristmillResource, graph: JobGra
 
 def answer_shards(context: Context, gristmill: GristmillResource, graph: JobGraph, *, shard_keys: Collection[str]) -> None:
     """Supervise (or follow) until these shards are committed; each turns green as it is. Any scattered set, any number of versions."""
-    numbers_by_version: dict[str, list[int]] = defaultdict(list)
-    for key in shard_keys:
-        version, number = split_shard_key(key)
-        numbers_by_version[version].append(number)
     with opened(gristmill) as installation:
+        numbers_by_version: dict[str, list[int]] = defaultdict(list)
+        for key in shard_keys:
+            version, number = _split(key)
+            numbers_by_version[version].append(number)
         for version, numbers in sorted(numbers_by_version.items()):
             answer_version(context, installation, gristmill.job(graph.job_file), graph, version=version, numbers=numbers)
+
+
+def _split(key: str) -> tuple[str, int]:
+    try:
+        return split_shard_key(key)
+    except ValueError as error:
+        raise RefusedError(
+            Problem(
+                code="shard.no_key",
+                what="this partition is no shard: somebody has added a key that planning did not make",
+                expected="for example v0007-3fa9c1-00042",
+                found=repr(key),
+                fix="choose partitions that planning has made, and delete this one in the UI",
+            )
+        ) from error
 
 
 def answer_version(

@@ -23,7 +23,9 @@ QUOTES: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class CheckedAnswer:
-    """A valid answer: JSON without white space, keys as the model wrote them, integers written as integers."""
+    """A valid answer: JSON without white space, keys as the model wrote them, integers written as integers, and no number that a
+    table's 64-bit float would change.
+    """
 
     json_text: str
 
@@ -99,8 +101,8 @@ def _parsed_compact(text: str) -> tuple[Any, bool]:
 def _with_integers(normalise: Callable[[Any], Any], value: Any) -> CheckedAnswer | InvalidAnswer:
     try:
         return CheckedAnswer(to_json(normalise(value)).decode())
-    except OverflowError:
-        return InvalidAnswer(dead_class=DeadClass.SCHEMA, error="an integer does not fit 64 bits")
+    except OverflowError as error:
+        return InvalidAnswer(dead_class=DeadClass.SCHEMA, error=str(error))
 
 
 def _not_stopped(finish_reason: str) -> InvalidAnswer:
@@ -112,10 +114,12 @@ def _not_stopped(finish_reason: str) -> InvalidAnswer:
 def _normaliser(field: AnswerField) -> Callable[[Any], Any] | None:
     """Writes integers as int (`3.0` is a valid JSON Schema integer), in place; None when there is nothing to do below `field`.
 
-    The function raises OverflowError beyond 64 bits.
+    The function raises OverflowError, with what is wrong, for an integer that its column cannot hold.
     """
     if field.kind == "integer":
         return _as_int64
+    if field.kind == "number":
+        return _as_float64
     if field.item is not None:
         return _for_items(_normaliser(field.item))
     inner = [(name, normalise) for name, child in field.properties if (normalise := _normaliser(child)) is not None]
@@ -126,8 +130,17 @@ def _as_int64(value: Any) -> Any:
     if value is None:
         return None
     if not INT64_MIN <= value <= INT64_MAX:
-        raise OverflowError
+        msg = "an integer does not fit 64 bits"
+        raise OverflowError(msg)
     return int(value)
+
+
+def _as_float64(value: Any) -> Any:
+    """As it is; a column of `number` holds 64-bit floats, and beyond 2^53 they skip integers."""
+    if isinstance(value, int) and int(float(value)) != value:
+        msg = "an integer under `number` loses digits as a 64-bit float"
+        raise OverflowError(msg)
+    return value
 
 
 def _for_items(normalise: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:

@@ -113,7 +113,8 @@ def _spoil(random: Random, rows: list[dict[str, object]]) -> int:
         elif kind == "no id":
             rows[number]["ticket_id"] = None
         else:
-            rows[number]["ticket_id"] = rows[0]["ticket_id"]
+            # Rows of one id that differ in ACL or segment are refused by the planner.
+            rows[number] |= {name: rows[0][name] for name in ("ticket_id", "acl", "market")}
             surplus += 1
     return surplus
 
@@ -131,9 +132,7 @@ def _expected(number: int, row: Mapping[str, object], rows: list[dict[str, objec
         disposition = TO_ANSWER if str(row["body"]).strip() else DeadClass.EMPTY
     name = str(record_id) if record_id is not None else f"row:tickets.jsonl:{number + 1}"
     answer = {"category": CATEGORIES[number % len(CATEGORIES)], "summary": f"about {name}"}
-    # Of an id that stands in several rows any one may be the dead letter.
-    several = disposition == DeadClass.DUPLICATE_ID
-    return name, Expected(disposition, None if several else str(row["acl"]), None if several else str(row["market"]), answer)
+    return name, Expected(disposition, str(row["acl"]), str(row["market"]), answer)
 
 
 def _misbehaviour(random: Random, record_id: str, attempts_max: int) -> Behaviour:

@@ -48,7 +48,7 @@ class Installation:
 
     def specs(self) -> SpecStore:
         """Registered specs: after registration the only description of a version that is read."""
-        return SpecStore(self.objects)
+        return SpecStore(self.objects, self.register.version)
 
     def shard_log(self, *, job: str, version: str, shard: int) -> ShardLog:
         """The log of one shard."""

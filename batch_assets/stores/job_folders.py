@@ -3,6 +3,7 @@
 Only planning and `check` read them; a registered version is read from stores/specs.py.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -64,10 +65,18 @@ def find_jobs(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"*/{JOB_FILE}"))
 
 
+def job_path(job_yaml: str | Path) -> Path:
+    """The job file as an absolute path in the folder as it was given: a job's name and all of its files come from that folder.
+
+    No symlink is followed. Of a job.yaml that is a link to another job's, the name would be the other's and the prompt this one's.
+    """
+    return Path(os.path.abspath(job_yaml))  # noqa: PTH100  `resolve` follows links, `absolute` keeps `..`
+
+
 def load_job(job_yaml: Path, *, environment: Mapping[str, str]) -> Job:
     """Read one job folder. Raises RefusedError with all problems of its three files."""
     job_yaml = Path(job_yaml)
-    folder = job_yaml.resolve().parent
+    folder = job_path(job_yaml).parent
     content = read_job_yaml(job_yaml)
     problems = [*_problems_of_name(folder.name, job_yaml), *_stray_variables(content, job_yaml)]
     locations, of_locations = resolved_locations(content, environment=environment, file=str(job_yaml))
@@ -192,7 +201,7 @@ def model_folder_of(job_yaml: Path, *, environment: Mapping[str, str]) -> Path:
         )
     if problems:
         raise RefusedError(*problems)
-    return Path(_located(locations["model.path"], job_yaml.resolve().parent))
+    return Path(_located(locations["model.path"], job_path(job_yaml).parent))
 
 
 class _PlainLoader(yaml.SafeLoader):

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from batch_assets.core.errors import ExitCode
+from batch_assets.core.errors import ExitCode, RefusedError
+from batch_assets.settings import Settings
 from batch_assets.stores.models import model_digest
 from tests.cli.terminal import MODEL, Ended, Terminal
 from tests.support.job_folders import edit
@@ -149,6 +150,15 @@ def test_a_wrong_setting_and_a_wrong_option_are_refused_by_every_command_with_js
         assert (told["key"], told["found"], told["fix"]) == ("GRISTMILL_LEASE_S", "soon", "export GRISTMILL_LEASE_S=90")
 
 
+@pytest.mark.parametrize("name", ["GRISTMILL_LEASE_S", "GRISTMILL_RENEW_S", "GRISTMILL_FLUSH_S"])
+@pytest.mark.parametrize("text", ["nan", "inf", "1e400", "1e300", "-1", "0"])
+def test_seconds_that_no_timer_can_wait_are_refused_by_name(name: str, text: str) -> None:
+    with pytest.raises(RefusedError) as caught:
+        Settings.from_environment({name: text})
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.key, problem.found) == ("settings.seconds", name, text)
+
+
 def test_every_command_that_has_json_is_in_these_lists() -> None:
     from typer.main import get_command
 
@@ -205,7 +215,16 @@ def test_doctor_ends_with_6_when_one_thing_is_bad_and_still_looks_at_the_others(
     assert [finding["name"] for finding in ended.json["findings"] if not finding["ok"]] == ["database"]
 
 
-@pytest.mark.parametrize(("url", "error"), [("nosuch://host/name", "register.unreachable"), ("no url", "register.url")])
+@pytest.mark.parametrize(
+    ("url", "error"),
+    [
+        ("nosuch://host/name", "register.unreachable"),
+        ("no url", "register.url"),
+        ("sqlite://", "register.in_memory"),
+        ("sqlite:///:memory:", "register.in_memory"),
+        ("sqlite:///file:x?mode=memory&uri=true", "register.in_memory"),
+    ],
+)
 def test_a_register_that_cannot_be_opened_is_an_environment_problem(terminal: Terminal, url: str, error: str) -> None:
     terminal.write_job()
     told = terminal.gristmill("status", "--json", GRISTMILL_DATABASE_URL=url).refused(error, code=ExitCode.ENVIRONMENT)

@@ -44,6 +44,8 @@ def checker() -> AnswerChecker:
         ('{"category":"bug","summary":"x","score":null}', '{"category":"bug","summary":"x","score":null}'),
         ('{"category":"bug","summary":"x","parts":[{"n":2.0},{}]}', '{"category":"bug","summary":"x","parts":[{"n":2},{}]}'),
         ('{"category":"bug","summary":"x","score":9223372036854775807}', '{"category":"bug","summary":"x","score":9223372036854775807}'),
+        ('{"category":"bug","summary":"x","share":9007199254740992}', '{"category":"bug","summary":"x","share":9007199254740992}'),
+        ('{"category":"bug","summary":"x","share":0.25}', '{"category":"bug","summary":"x","share":0.25}'),
     ],
 )
 def test_a_valid_answer_is_stored_without_white_space_and_integers_as_integers(checker: AnswerChecker, text: str, stored: str) -> None:
@@ -65,6 +67,11 @@ def test_a_valid_answer_is_stored_without_white_space_and_integers_as_integers(c
         ('{"category":"bug","summary":"x","share":1e999}', DeadClass.NOT_JSON, "a number is too large"),
         ('{"category":"bug","summary":"x","score":9223372036854775808}', DeadClass.SCHEMA, "an integer does not fit 64 bits"),
         ('{"category":"bug","summary":"x","score":1e300}', DeadClass.SCHEMA, "an integer does not fit 64 bits"),
+        (
+            '{"category":"bug","summary":"x","share":9007199254740993}',
+            DeadClass.SCHEMA,
+            "an integer under `number` loses digits as a 64-bit float",
+        ),
         ('{"category":"bug","summary":"\\ud800"}', DeadClass.NOT_JSON, "not valid Unicode"),
         ('{"category":"bug","summary":"\ud800"}', DeadClass.NOT_JSON, "not valid Unicode"),
         ('{"category":"bug","summary":"a\nSECRET"}', DeadClass.NOT_JSON, "not JSON at offset 30"),

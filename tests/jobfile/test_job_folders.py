@@ -68,6 +68,27 @@ def test_anchors_are_refused(tmp_path: Path) -> None:
         read_job_yaml(tmp_path / "job.yaml")
 
 
+def test_a_job_file_that_is_a_link_has_the_name_and_the_files_of_the_folder_it_stands_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = write_job(tmp_path, "a"), write_job(tmp_path, "b")
+    edit(second.with_name("prompt.md"), "You read", "You ignore")
+    second.unlink()
+    second.symlink_to("../a/job.yaml")
+    job = load(second)
+    assert (job.name, job.folder, job.source_uri) == ("b", second.parent, str(second.parent / "tickets.jsonl"))
+    assert job.prompt_text == job.prompt_file.read_text()
+    assert "You ignore" in job.prompt_text
+    assert load(first).name == "a"
+    monkeypatch.chdir(second.parent)
+    environment = {"MODELS": str(tmp_path / "models")}
+    assert [load_job(Path(name), environment=environment).name for name in ("job.yaml", "../a/job.yaml", "../b/job.yaml")] == [
+        "b",
+        "a",
+        "b",
+    ]
+
+
 def test_locations_are_resolved_from_the_job_folder_and_the_environment(tmp_path: Path) -> None:
     job_yaml = write_job(tmp_path)
     assert load(job_yaml).source_uri == str(job_yaml.parent / "tickets.jsonl")

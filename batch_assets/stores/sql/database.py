@@ -14,7 +14,7 @@ from weakref import finalize
 
 from sqlalchemy import Connection, Engine, Insert, Table, func, text
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from tenacity import retry, retry_if_exception, stop_after_delay, wait_random
 
@@ -44,6 +44,8 @@ class Database:
             self.url = make_url(url)
         except ArgumentError as error:
             raise _no_url() from error
+        if self.is_sqlite and _is_in_memory(self.url):
+            raise _in_memory()
         self.now = now
         self._pooled = pooled
         self._opening = threading.Lock()
@@ -127,6 +129,23 @@ class Database:
                 self._engine = open_engine(self.url, pooled=self._pooled)
                 self._dispose = finalize(self, self._engine.dispose)
             return self._engine
+
+
+def _is_in_memory(url: URL) -> bool:
+    return not url.database or ":memory:" in url.database or url.query.get("mode") == "memory"
+
+
+def _in_memory() -> UnfitEnvironmentError:
+    return UnfitEnvironmentError(
+        Problem(
+            code="register.in_memory",
+            key="GRISTMILL_DATABASE_URL",
+            what="a register in memory is gone when its process ends, and no worker sees it",
+            expected="sqlite:////absolute/path/register.db or postgresql+psycopg://user@host/name",
+            found="an SQLite database without a file",
+            fix="unset GRISTMILL_DATABASE_URL (a file under the root is used then), or name a file",
+        )
+    )
 
 
 def _no_url() -> UnfitEnvironmentError:
