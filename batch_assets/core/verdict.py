@@ -7,7 +7,7 @@ from typing import Any, Self
 from batch_assets.core.errors import Problem
 from batch_assets.core.validation import CheckName, CheckResult, CheckSettings, Severity
 
-VALIDATOR_VERSION = "1"  # raised when a check asks something else: a verdict of another one is judged again before publishing
+VALIDATOR_VERSION = "2"  # raised when a check asks something else: a verdict of another one is judged again before publishing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from batch_assets.stores.release_schema import broken_rows
 # What is needed of a frozen input; its prompt fields (the bulk) are dropped as soon as a shard is read.
 FROZEN_COLUMNS: Final = ("record_id", "key_hash", "disposition", "surplus", "record_digest", "acl", "record_class", "segment", "labels")
 KEPT: Final = ("key_hash", "shard", "surplus", "record_digest", "labels")  # must be the frozen input's
+NO_CLASS: Final = "none"
 INHERITED: Final = ("acl", "record_class", "segment")
 
 
@@ -36,6 +37,7 @@ def count_range(
         surplus=_sum(frozen, "surplus"),
         rows=rows.height,
         results=int((rows["outcome"] == Outcome.RESULT.value).sum()),
+        dead_by_class=_dead_by_class(rows),
         missing=_named(frozen.join(once, on="record_id", how="anti", maintain_order="left")),
         foreign=_named(once.join(frozen, on="record_id", how="anti", maintain_order="left")),
         doubled=_doubled(frozen, rows),
@@ -105,10 +107,19 @@ def _other_recipe(rows: pl.DataFrame, subject: Subject) -> Found:
     return _named(other, notes=notes[:EXAMPLES_MAX])
 
 
+def _dead(rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows that are no result, each with a class: one that lacks it is a dead letter all the same."""
+    dead = rows.filter(pl.col("outcome").ne_missing(Outcome.RESULT.value))
+    return dead.with_columns(pl.col("dead_class").fill_null(NO_CLASS))
+
+
+def _dead_by_class(rows: pl.DataFrame) -> dict[str, int]:
+    return dict(_dead(rows).group_by("dead_class").len().sort("dead_class").iter_rows())
+
+
 def _segments(rows: pl.DataFrame) -> dict[str | None, SegmentCount]:
-    counted = rows.group_by("segment", "dead_class").len().sort("segment", "dead_class")
-    segments: dict[str | None, SegmentCount] = {}
-    for segment, dead_class, count in counted.iter_rows():
-        dead = {} if dead_class is None else {dead_class: count}
-        segments[segment] = segments.get(segment, SegmentCount()) + SegmentCount(records=count, dead_by_class=dead)
+    counted = rows.group_by("segment").len().sort("segment")
+    segments: dict[str | None, SegmentCount] = {segment: SegmentCount(records=count) for segment, count in counted.iter_rows()}
+    for segment, dead_class, count in _dead(rows).group_by("segment", "dead_class").len().sort("segment", "dead_class").iter_rows():
+        segments[segment] += SegmentCount(dead_by_class={dead_class: count})
     return segments

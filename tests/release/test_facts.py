@@ -85,3 +85,26 @@ def test_ids_in_messages_are_bounded_and_cannot_forge_lines() -> None:
     assert shown_id("T-1") == "T-1"
     assert shown_id("a\nb\x1b[31m") == "a\\nb\\x1b[31m"
     assert len(shown_id("x" * 500)) == 60
+
+
+def test_dead_letters_of_segments_beyond_the_bound_count_for_the_gate() -> None:
+    """A column with too many values must not hide what died in the rows whose segment is not kept."""
+    many = ReleaseFacts(rows=SEGMENTS_MAX, results=SEGMENTS_MAX, segments={f"s{n}": SegmentCount(records=1) for n in range(SEGMENTS_MAX)})
+    dead = {f"d{n}": SegmentCount(records=1, dead_by_class={"empty": 1}) for n in range(600)}
+    facts = many + ReleaseFacts(rows=600, dead_by_class={"empty": 600}, segments=dead)
+    subject = Subject(job="j", version="v0001-abcdef", snapshot_records=SEGMENTS_MAX + 600, recipe_digest="sha256:0", segment_column="user")
+    checks = run_checks(facts, subject=subject, settings=CheckSettings())
+    (finding,) = [check for check in checks if not check.passed]
+    assert finding.message == "v0001: 5.66 % dead letters > 0.5 % (600 of 10,600; all empty)."
+
+
+def test_dead_letters_are_counted_by_outcome_over_all_rows(installation: Installation) -> None:
+    planned, rows = one_shard(installation)
+    dead = pl.int_range(pl.len()) < 3
+    spoiled = rows.with_columns(
+        outcome=pl.when(dead).then(pl.lit("dead_letter")).otherwise("outcome"),
+        dead_class=pl.when(pl.int_range(pl.len()) < 2).then(pl.lit("schema")).otherwise("dead_class"),
+    )
+    facts = counted(planned, spoiled)
+    assert (facts.dead_letters, dict(facts.dead_by_class)) == (3, {"none": 1, "schema": 2})
+    assert sum(segment.dead for segment in facts.segments.values()) == 3
