@@ -227,6 +227,14 @@ def test_rollback_needs_a_reason_goes_back_and_holds_the_job_until_resume(three:
     assert three.gristmill("status", "--json").json["job_hold"] is None
 
 
+def test_a_second_rollback_does_not_put_back_what_was_withdrawn(three: Terminal) -> None:
+    first, second, _ = names(three)
+    three.gristmill("rollback", "--reason", "wrong categories").succeeded()
+    three.gristmill("rollback", "--reason", "still wrong", "--json").refused("rollback.no_target")
+    three.gristmill("rollback", JOB, second, "--reason", "it was right", "--json").refused("rollback.withdrawn")
+    assert live(three) == first
+
+
 def test_hold_and_resume(three: Terminal) -> None:
     assert f"gristmill resume {JOB}" in three.gristmill("hold", "--reason", "prices change", "--by", "anna").succeeded().out
     assert three.gristmill("status", "--json").json["job_hold"] == "person by anna: prices change"
