@@ -122,8 +122,8 @@ def _publish_op(graph: JobGraph) -> dg.OpDefinition:
     @dg.op(name=f"{graph.name}__move_alias", out=dg.Out(dg.Nothing))
     def publish(context: dg.OpExecutionContext, gristmill: GristmillResource, work: Work) -> None:
         if not work["publish"]:
-            how = f"; publish.auto is false: `gristmill publish {graph.name} {work['version']}` does it" if work["by_hand"] else ", as asked"
-            context.log.info(f"{work['version']} is not published{how}")
+            by_hand = f"publish.auto is false: `gristmill publish {graph.name} {work['version']}` points readers to it"
+            context.log.info("%s is not published; %s", work["version"], by_hand if work["by_hand"] else "as asked")
             return
         report = steps.publish_version(context, gristmill, graph, versions=[work["version"]], config=PublishConfig(by=work["by"]))
         event = metadata.materialization(

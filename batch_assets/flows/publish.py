@@ -117,7 +117,7 @@ def rollback(
     """Point readers back at a release that was published before (default: the one before the live one), and hold the job's automation.
 
     Its verdict of that time is enough; its files are verified anew. What is left behind is withdrawn: no base, not published again, and no
-    target of a rollback. With `previous`, the target is the default one, and ConflictError is raised when that is not of `version` (any more).
+    target of a rollback. With `previous` it goes to the default one, and raises ConflictError when that is not of `version` (any more).
     """
     if not reason.strip():
         raise _no_reason(alias)

@@ -97,7 +97,7 @@ def test_ids_in_messages_are_bounded_and_cannot_forge_lines() -> None:
 def test_dead_letters_of_segments_beyond_the_bound_count_for_the_gate() -> None:
     """A column with too many values must not hide what died in the rows whose segment is not kept."""
     many = ReleaseFacts(rows=SEGMENTS_MAX, results=SEGMENTS_MAX, segments={f"s{n}": SegmentCount(records=1) for n in range(SEGMENTS_MAX)})
-    dead = {f"d{n}": SegmentCount(records=1, dead_by_class={"empty": 1}) for n in range(600)}
+    dead: dict[str | None, SegmentCount] = {f"d{n}": SegmentCount(records=1, dead_by_class={"empty": 1}) for n in range(600)}
     facts = many + ReleaseFacts(rows=600, dead_by_class={"empty": 600}, segments=dead)
     subject = Subject(job="j", version="v0001-abcdef", snapshot_records=SEGMENTS_MAX + 600, recipe_digest="sha256:0", segment_column="user")
     checks = run_checks(facts, subject=subject, settings=CheckSettings())

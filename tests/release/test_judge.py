@@ -198,7 +198,9 @@ def test_an_answer_for_a_record_that_was_set_aside_is_found(installation: Instal
 
 def test_a_record_set_aside_has_no_attempt(installation: Installation) -> None:
     empty = "T-00039"
-    verdict = judged(installation, lambda rows: rows.with_columns(attempt=pl.when(pl.col("record_id") == empty).then(1).otherwise("attempt")))
+    verdict = judged(
+        installation, lambda rows: rows.with_columns(attempt=pl.when(pl.col("record_id") == empty).then(1).otherwise("attempt"))
+    )
     assert f"not as frozen (disposition): {empty}." in message(verdict, CheckName.COVERAGE)
 
 
