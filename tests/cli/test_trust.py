@@ -211,6 +211,24 @@ def test_publish_goes_forward_only(three: Terminal) -> None:
     assert live(three) == names(three)[1]
 
 
+def test_a_release_with_a_damaged_log_is_refused_in_words_built_again_and_published(three: Terminal) -> None:
+    installation = Installation.open(three.settings)
+    (release,) = [row for row in installation.register.releases(JOB) if row.version == names(three)[2]]
+    Path(release.uri, "_delta_log", f"{0:020d}.json").write_bytes(b"")
+    three.gristmill("publish", "--json").refused("release.damaged", code=ExitCode.ENVIRONMENT)
+    rebuilt = three.gristmill("judge", "--json").succeeded().json["release"]
+    assert rebuilt != release.release_id
+    assert three.gristmill("publish", "--json").succeeded().json["changed"]
+    assert three.gristmill("query", "select count(*) n from tickets", "--json").succeeded().json["rows"] == [{"n": 40}]
+
+
+def test_limits_that_were_tightened_after_the_verdict_decide(three: Terminal) -> None:
+    edit(three.job_file, "max: 20%", "max: 1%")
+    refused = three.gristmill("publish", "--json")
+    assert (refused.code, refused.json["error"]["code"]) == (ExitCode.GATE_FAILED, "gate.dead_letters")
+    assert live(three) == names(three)[1]
+
+
 # --- back, and holds ------------------------------------------------------------------------------------------------------------------
 
 
