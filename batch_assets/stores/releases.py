@@ -72,9 +72,12 @@ class Releases:
         return release_files(self.uri_of(release_id))
 
     def columns(self, release_id: str) -> pl.Schema:
-        """Columns of the release, in order."""
-        first = self.files(release_id)[0]
-        return pl.scan_parquet(f"{self.uri_of(release_id)}/{first.name}", glob=False, hive_partitioning=False).collect_schema()
+        """Columns of the release, in order. Raises UnfitEnvironmentError when its first file cannot be read."""
+        uri = f"{self.uri_of(release_id)}/{self.files(release_id)[0].name}"
+        try:
+            return pl.scan_parquet(uri, glob=False, hive_partitioning=False).collect_schema()
+        except (pl.exceptions.PolarsError, OSError) as error:
+            raise _damaged(uri, expected="a parquet file", found=_first_line(error)) from error
 
     def read_file(self, release_id: str, file: ReleaseFile) -> pl.DataFrame:
         """Rows of one file, read from bytes that were verified against its hash. Raises UnfitEnvironmentError."""

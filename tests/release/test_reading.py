@@ -201,6 +201,8 @@ def test_a_damaged_file_is_named_when_its_alias_is_asked_and_stops_no_other(inst
     assert query("select count(*) from tickets", root=root).item() == 40
     with pytest.raises(RefusedError, match="broken cannot be read"):
         query("select count(*) from broken", root=root)
+    with pytest.raises(UnfitEnvironmentError, match="not what was built and judged"):
+        installation.releases(job=JOB).columns(broken.release_id)
 
 
 @pytest.mark.parametrize("name", ["acl=public/segment=eu", "x[1]", "st*r", "q?m", "outcome=result"])
