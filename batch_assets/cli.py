@@ -592,9 +592,14 @@ def rollback(
     json_: JsonOption = False,
 ) -> None:
     """Point readers back at a version that was published before; holds the job until `resume`."""
+    from batch_assets.flows.publish import previous_release
+
     target = _target(job, job_file, root)
-    row = _select(_open(target.settings), target, version)
-    _point(target, row, rollback=True, reason=reason, by=by, json_=json_)
+    installation = _open(target.settings)
+    previous = version == "previous"  # not the selector: what was withdrawn since is no place to go back to
+    named = previous_release(installation, job=target.name, alias=_alias(target)).version if previous else version
+    row = _select(installation, target, named)
+    _point(target, row, rollback=True, previous=previous, reason=reason, by=by, json_=json_)
 
 
 def _point(target: Target, row: "VersionRow", *, json_: bool, **choices: Any) -> None:

@@ -47,6 +47,7 @@ class PublishConfig(dg.Config):
     """What the dialog of `published` asks."""
 
     rollback: bool = False
+    previous: bool = False  # with `rollback`: only if this version is what stood there before the live one
     reason: str = ""
     override: str = ""
     by: str = ""
@@ -331,7 +332,15 @@ def publish_version(
         alias = alias_of(graph.alias, _known(context, installation, graph, version))
         by = config.by or "unverified"
         if config.rollback:
-            report = rollback(installation, job=graph.name, alias=alias, version=version, reason=config.reason, by=by)
+            report = rollback(
+                installation,
+                job=graph.name,
+                alias=alias,
+                version=version,
+                previous=config.previous,
+                reason=config.reason,
+                by=by,
+            )
         else:
             report = publish(
                 installation,

@@ -120,6 +120,8 @@ class RunSummary:
                     f"retried {counted.retried:,}   failed {counted.failed:,}   quarantined {counted.quarantined:,}   "
                     f"tokens thrown away {counted.tokens_thrown_away:,}"
                 )
+        if self.outcome == "judged" and self.verdict is not None and self.verdict.passed:
+            lines.append(f"not published; `gristmill publish {self.job} {self.job_version}` points readers to it")
         lines.append(f"{self.outcome.replace('_', ' ')}; readers get {self.live_version or 'nothing yet'}      {self.run_url}")
         return "\n".join(lines)
 

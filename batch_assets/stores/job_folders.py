@@ -16,7 +16,7 @@ import yaml
 from batch_assets.core.answer_schema import answer_fields, canonical_schema, check_schema
 from batch_assets.core.errors import Problem, RefusedError
 from batch_assets.core.identity import digest_of_text
-from batch_assets.core.job_file import NONE, JobFile, name_problem, parse_job_file
+from batch_assets.core.job_file import NONE, JobFile, keys_not_acted_on, name_problem, parse_job_file, problems_of_unmade_checks
 from batch_assets.core.prompting import PromptTemplate, parse_prompt
 from batch_assets.core.spec import Decoding, InputRules, ModelSettings, Recipe, SourceKind
 from batch_assets.stores.snapshots import kind_of
@@ -92,6 +92,8 @@ def load_job(job_yaml: Path, *, environment: Mapping[str, str]) -> Job:
         problems += of_schema
         schema_text = None if of_schema else canonical_schema(schema_text)
     problems += of_locations
+    if job_file is not None:
+        problems += problems_of_unmade_checks(job_file, file=str(job_yaml))
     if job_file is not None and template is not None:
         problems += _problems_between(job_file, template, schema_text, str(job_yaml))
     if problems:
@@ -111,6 +113,7 @@ def load_job(job_yaml: Path, *, environment: Mapping[str, str]) -> Job:
         source_uri=source_uri,
         source_kind=kind_of(source_uri),
         model_path=_located(locations["model.path"], folder),
+        warnings=tuple(f"`{key}` is not acted on yet: it changes nothing" for key in keys_not_acted_on(job_file)),
     )
 
 
