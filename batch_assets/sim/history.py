@@ -17,7 +17,7 @@ import polars as pl
 from deltalake.exceptions import CommitFailedError
 from sqlalchemy.exc import OperationalError
 
-from batch_assets.core.errors import EngineFailedError, UnfitEnvironmentError
+from batch_assets.core.errors import UnfitEnvironmentError
 from batch_assets.core.identity import canonical_json
 from batch_assets.settings import Settings
 from batch_assets.sim.clockwork import Clockwork, OvertimeError, Process
@@ -164,7 +164,7 @@ def _failed(auditor: Auditor, process: Process, error: Exception) -> None:
     """A process ended with an error: after an injected fault it may."""
     auditor.note(f"{process.name} ended: {type(error).__name__}")
     codes = [problem.code for problem in error.problems] if isinstance(error, UnfitEnvironmentError) else []
-    is_ours = isinstance(error, StoreError | OperationalError | CommitFailedError | EngineFailedError)
+    is_ours = isinstance(error, StoreError | OperationalError | CommitFailedError)
     if not is_ours and codes != ["fleet.workers_do_not_start"]:
         auditor.violated("no process ends but by a fault", "".join(traceback.format_exception(error)))
 
