@@ -36,7 +36,9 @@ from batch_assets.stores.register import Register
 LEASE_S: Final = 3.0
 RENEW_S: Final = 1.0
 FLUSH_S: Final = 0.3
-LIMIT_S: Final = 240.0  # of virtual time; undisturbed a history takes some seconds, and faults stop after 25
+# Of virtual time. Undisturbed a history takes some seconds, and faults stop after 25; records that kill cost starts, of which there are six
+# a minute for each worker, and those that are never answered three times 36 s.
+LIMIT_S: Final = 600.0
 REAL_EVERY: Final = 20
 LAST_EVENTS: Final = 60
 FAST_FOLDER: Final = Path("/dev/shm")  # noqa: S108  a folder of our own is made in it; files that nobody needs after a crash of the machine
