@@ -1,4 +1,4 @@
-"""The scripted engine in virtual time: each step takes some, some steps are its last, some records kill it, and some machines garble all."""
+"""The scripted engine in virtual time. Some steps are its last, some records kill it, and some machines garble all."""
 
 from collections.abc import Sequence
 from itertools import islice
