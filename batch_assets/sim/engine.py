@@ -76,7 +76,6 @@ class SteppedEngine(ScriptedEngine):
         parts = request_parts(completion.request_id)
         if parts is None:
             return completion
-        self._workload.alone.discard((parts.record_id, parts.epoch))
         valid = self._is_valid(completion)
         if parts.attempt != CONTROL_ATTEMPT:
             (self._workload.answers if valid else self._workload.failures).add((parts.record_id, parts.attempt))

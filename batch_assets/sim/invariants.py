@@ -283,6 +283,7 @@ class Auditor:
 
     def _see_attempt(self, entry: Answered | Failed | Dead, what: str) -> None:
         record_id, workload = entry.record_id, self._workload
+        workload.alone.discard((record_id, entry.epoch))
         if isinstance(entry, Answered):
             wanted = workload.expected[record_id].answer
             self._require(json.loads(entry.answer) == wanted, "an answer is the engine's for that record", lambda: f"{what} {entry.answer}")

@@ -62,7 +62,7 @@ class Workload:
     answers: set[tuple[str, int]] = field(default_factory=set)  # (record, attempt) that some engine answered well
     failures: set[tuple[str, int]] = field(default_factory=set)  # … or badly
     given_up: set[tuple[str, int]] = field(default_factory=set)  # … or did not answer until it was told to forget them
-    alone: set[tuple[str, int]] = field(default_factory=set)  # (record, epoch): begun, with nobody beside it, and nothing came of it
+    alone: set[tuple[str, int]] = field(default_factory=set)  # (record, epoch): begun, with nobody beside it, and no entry came of it
 
     @property
     def to_answer(self) -> int:

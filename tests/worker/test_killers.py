@@ -237,7 +237,7 @@ def test_a_record_that_needed_a_second_try_is_no_control(installation: Installat
     driven.finish()
     driven = drive(planned, worker_id="w2", script={"behaviours": [flaky, *({"act": "invalid", "record": record} for record in rest[:6])]})
     driven.finish()
-    assert folded(planned, 1).answered[first].attempt == 2  # noqa: PLR2004
+    assert folded(planned, 1).answered[first].attempt == 2
     assert set(folded(planned, 1).dead) == set(rest[:6])
 
 
