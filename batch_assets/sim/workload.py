@@ -82,7 +82,7 @@ def drawn(random: Random, mix: FaultMix) -> Workload:
     ]
     killers = _some(random, sound, mix.rates.get(Fault.KILLER, 0.0), at_most=KILLERS_MAX)
     never = _some(random, sound, mix.rates.get(Fault.NEVER_ANSWERED, 0.0), at_most=NEVER_MAX)
-    behaviours = [*(Behaviour(act=Act.NEVER, record=each) for each in never), *behaviours]  # the first that fits a request counts
+    behaviours = [*(Behaviour(act=Act.NEVER, record=each) for each in sorted(never)), *behaviours]  # the first that fits a request counts
     sequences = random.randint(2, 4)
     return Workload(
         rows=rows,
