@@ -228,7 +228,7 @@ def _take_fence(folded: Folded, fence: Fence, *, closed: bool) -> bool:
     if fence.round != folded.round:
         folded.suspicion = Suspicion()  # a round ends with every record terminal: nothing is left to suspect
     else:
-        _take_end(folded, fence.previous_end)
+        _take_end(folded, fence)
     folded.epoch = fence.epoch
     folded.round = fence.round
     folded.window = fence.window
@@ -236,10 +236,13 @@ def _take_fence(folded: Folded, fence: Fence, *, closed: bool) -> bool:
     return False
 
 
-def _take_end(folded: Folded, end: str | None) -> None:
-    """What the end of the lease before this fence leaves open. A notice, or a node that is known to be gone, suspects nobody."""
+def _take_end(folded: Folded, fence: Fence) -> None:
+    """What the end of the lease before this fence leaves open. A notice, or a node that is known to be gone, suspects nobody; nor does a
+    worker that comes back for its own shard: it was stopped for a while, and a name is of one process.
+    """
     suspicion = folded.suspicion
-    if end != LeaseEnd.EXPIRED:
+    has_died = fence.previous_end == LeaseEnd.EXPIRED and folded.workers.get(folded.epoch) != fence.worker
+    if not has_died:
         suspicion.started = ()
     elif any(record_id in suspicion.untried for record_id in suspicion.started):
         suspicion.died, suspicion.started = suspicion.started, ()

@@ -44,6 +44,8 @@ class Fault(StrEnum):
     ENGINE_DEATH = "engine death"
     BAD_ANSWERS = "bad answers"
     BAD_MACHINE = "machine that fails everything"
+    KILLER = "record that kills its engine"
+    NEVER_ANSWERED = "request that is never answered"
     WORKER_STALLED = "worker stalled"
     RECLAIM = "reclaim"
     RECLAIM_WAVE = "wave of reclaims"
@@ -81,6 +83,8 @@ RATES: Mapping[Fault, float] = {
     Fault.SQL_OUTAGE: 0.6,
     Fault.BAD_ANSWERS: 0.15,
     Fault.BAD_MACHINE: 0.15,
+    Fault.KILLER: 0.02,
+    Fault.NEVER_ANSWERED: 0.01,
     Fault.SECOND_PLANNER: 0.5,
 }
 

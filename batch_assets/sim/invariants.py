@@ -15,7 +15,7 @@ import polars as pl
 from batch_assets.core.leasing import LOSSES_MAX, SHARD_TRANSITIONS, ShardMove, ShardState, VersionState
 from batch_assets.core.ports import ObjectStore
 from batch_assets.core.records import TO_ANSWER, DeadClass, Outcome, key_hash
-from batch_assets.core.shard_log import Answered, Dead, Entry, Failed, Fence, fold
+from batch_assets.core.shard_log import Answered, Dead, Entry, Failed, Fence, Pardon, Start, fold
 from batch_assets.sim.clockwork import Clockwork
 from batch_assets.sim.stores import ROTTEN
 from batch_assets.sim.workload import JOB, Expected, Workload
@@ -96,6 +96,8 @@ class Auditor:
         self._highest: defaultdict[int, int] = defaultdict(int)  # epoch of the last claimer that has put anything
         self._rotten: set[int] = set()  # shards with a slot that the store has lost
         self._in_time: set[tuple[int, str, int]] = set()  # (shard, record, epoch) put before a later claimer's first put
+        self._failed: defaultdict[str, list[Failed]] = defaultdict(list)  # by record, as they were put
+        self._pardoned: set[tuple[int, int]] = set()  # (shard, epoch)
         self._rows: dict[str, tuple[Any, ...]] = {}  # the outcomes table as it was last seen
 
     def close(self) -> None:
@@ -265,32 +267,48 @@ class Auditor:
             fenced = isinstance(entry, Fence) or shard in self._rotten
             self._require(fenced, "a claimer's first put is its fence", lambda: what)
             self._highest[shard] = entry.epoch
-        if isinstance(entry, Answered | Failed | Dead):
+        if isinstance(entry, Pardon) and entry.epoch == self._highest[shard]:
+            self._pardoned.add((shard, entry.epoch))
+        elif isinstance(entry, Start) and len(entry.record_ids) == 1:
+            self._workload.alone.add((entry.record_ids[0], entry.epoch))
+        elif isinstance(entry, Answered | Failed | Dead):
             if entry.epoch == self._highest[shard]:
                 self._in_time.add((shard, entry.record_id, entry.epoch))
             own = self._frozen[shard].get(entry.record_id) == TO_ANSWER
             self._require(own, "a log holds its own shard's records", lambda: what)
-            self._require(entry.attempt <= self._workload.attempts_max, "attempts never exceed the limit", lambda: what)
+            least = 0 if isinstance(entry, Dead) else 1  # 0 is a control's, which is no attempt
+            within = least <= entry.attempt <= self._workload.attempts_max
+            self._require(within, "attempts never exceed the limit", lambda: what)
             self._see_attempt(entry, what)
 
     def _see_attempt(self, entry: Answered | Failed | Dead, what: str) -> None:
         record_id, workload = entry.record_id, self._workload
+        workload.alone.discard((record_id, entry.epoch))
         if isinstance(entry, Answered):
             wanted = workload.expected[record_id].answer
             self._require(json.loads(entry.answer) == wanted, "an answer is the engine's for that record", lambda: f"{what} {entry.answer}")
             held = (record_id, entry.attempt) in workload.answers
         elif isinstance(entry, Failed):
-            held = (record_id, entry.attempt) in workload.failures
+            self._failed[record_id].append(entry)
+            held = self._may_have_failed(entry)
         else:
             held = self._may_be_dead(record_id, entry.dead_class, entry.attempt)
         self._require(held, "an attempt is counted for what the engine did", lambda: what)
+
+    def _may_have_failed(self, entry: Failed) -> bool:
+        """An engine is blamed on a record that it had alone under an earlier lease, once for each such lease."""
+        if entry.dead_class == DeadClass.ENGINE_KILLED:
+            alone = {epoch for record_id, epoch in self._workload.alone if record_id == entry.record_id and epoch < entry.epoch}
+            blamed = {each.epoch for each in self._failed[entry.record_id] if each.dead_class == DeadClass.ENGINE_KILLED}
+            return len(alone) >= len(blamed)
+        asked = (entry.record_id, entry.attempt)
+        return asked in (self._workload.given_up if entry.dead_class == DeadClass.TIMED_OUT else self._workload.failures)
 
     def _may_be_dead(self, record_id: str, dead_class: str, attempt: int) -> bool:
         workload = self._workload
         if dead_class == DeadClass.REJECTED:
             return record_id in workload.rejected
-        used = all((record_id, number) in workload.failures for number in range(1, workload.attempts_max + 1))
-        return used and attempt == workload.attempts_max
+        return attempt == workload.attempts_max == len({each.attempt for each in self._failed[record_id]})
 
     def _slot_path(self, shard: int, slot: int) -> str:
         assert self.version is not None
@@ -329,11 +347,27 @@ class Auditor:
         else:
             dead = self._may_be_dead(record_id, row["dead_class"], row["attempt"])
             self._require(dead, "a dead letter has used its attempts", lambda: f"{what} attempt {row['attempt']}")
+            self._see_dead(shard, row, what)
         in_time = (shard, record_id, row["epoch"]) in self._in_time
         self._require(in_time, "what is written behind a later claimer's fence counts for nothing", lambda: what)
         owner = self._owners.get((shard, row["epoch"]))
         unknown = row["worker"] is None and shard in self._rotten  # the fence that named its owner is lost
         self._require(row["worker"] == owner or unknown, "a row names who held the lease", lambda: f"{what}, owner {owner}")
+
+    def _see_dead(self, shard: int, row: Mapping[str, Any], what: str) -> None:
+        """Never for what machines did."""
+        record_id, workload = row["record_id"], self._workload
+        failed = [each for each in self._failed[record_id] if (shard, each.epoch) not in self._pardoned]
+        pardoned = (shard, row["epoch"]) in self._pardoned
+        self._require(not pardoned, "what an unfit worker found dead is not", lambda: what)
+        used = row["dead_class"] == DeadClass.REJECTED or len({each.attempt for each in failed}) == workload.attempts_max
+        self._require(used, "a pardoned failure is no attempt", lambda: f"{what}: {failed}")
+        if record_id in workload.killers:
+            self._require(row["dead_class"] == DeadClass.ENGINE_KILLED, "a record that kills is dead because it kills", lambda: what)
+        # Chance can take a machine as often as a record has attempts, each time while it has this record alone: nobody can tell.
+        is_unlucky = all(each.dead_class == DeadClass.ENGINE_KILLED for each in failed)
+        sound = record_id not in workload.innocent or is_unlucky
+        self._require(sound, "a record that is answered well is no dead letter", lambda: f"{what}: {failed}")
 
     def see_end(self) -> None:
         """All of it again, when the version is finished and nobody is left."""

@@ -14,6 +14,7 @@ from typing import Final
 from sqlalchemy.exc import OperationalError
 
 from batch_assets.core.answers import AnswerChecker, CheckedAnswer
+from batch_assets.core.errors import EngineFailedError, UnfitWorkerError
 from batch_assets.core.ports import EngineConfig
 from batch_assets.core.prompting import PromptRenderer, parse_prompt
 from batch_assets.core.shard_log import Entry
@@ -30,11 +31,11 @@ from batch_assets.sim.workload import JOB, PROMPT, Workload
 from batch_assets.stores.installation import Installation
 from batch_assets.stores.job_folders import Job
 from batch_assets.stores.register import WorkerRow
-from batch_assets.worker.__main__ import VersionShards
+from batch_assets.worker.__main__ import compose, exit_code_of
 from batch_assets.worker.counters import Counters
-from batch_assets.worker.feeder import InlinePuts, Puts, Tools
+from batch_assets.worker.feeder import InlinePuts, Puts
 from batch_assets.worker.heartbeat import Heartbeat
-from batch_assets.worker.loop import Point, Worker
+from batch_assets.worker.loop import Point
 
 IDLE_S: Final = 0.5  # longer than a real worker's, like the next two: looking more often finds nothing and costs most of a history
 BEAT_S: Final = 0.9
@@ -211,7 +212,15 @@ class SteppedFleet(LocalFleet):
 
 
 def _work(world: World, process: Process) -> None:
-    """What `python -m batch_assets.worker` composes, with an engine, a clock and threads of this world."""
+    """What `python -m batch_assets.worker` is, with an engine, a clock and threads of this world."""
+    try:
+        _answer(world, process)
+    except (EngineFailedError, UnfitWorkerError) as error:
+        # Other errors are shown to who watches the history: they may have been injected, or not.
+        world.clockwork.kill(process, exit_code=exit_code_of(error, partial(_note, world, process)))
+
+
+def _answer(world: World, process: Process) -> None:
     installation, clockwork, seams = world.installation, world.clockwork, world.seams
     register, settings = installation.register, installation.settings
     spec = installation.specs().read(JOB, world.version)
@@ -231,26 +240,18 @@ def _work(world: World, process: Process) -> None:
     )
     counters = Counters()
     puts: Puts = InlinePuts() if world.random.random() < 0.5 else SteppedPuts(clockwork, process)  # noqa: PLR2004
-    clock = clockwork.clock_of(process)
-    worker = Worker(
-        job=JOB,
+    clock, note = clockwork.clock_of(process), partial(_note, world, process)
+    worker = compose(
+        installation,
+        spec,
         version=world.version,
         worker_id=process.name,
-        register=register,
-        shards=VersionShards(installation),
         engine=engine,
-        tools=Tools(
-            renderer=RENDERER,
-            checker=checker,
-            attempts_max=spec.input_rules.attempts_max,
-            window=2 * engine.max_num_seqs,
-            counters=counters,
-            puts=puts,
-        ),
-        answer_timeout_s=spec.input_rules.answer_timeout_s,
-        flush_s=settings.flush_s,
+        renderer=RENDERER,
+        counters=counters,
+        puts=puts,
         clock=clock,
-        note=partial(_note, world, process),
+        note=note,
     )
     process.on_notice = worker.stop
     heartbeat = Heartbeat(
@@ -263,7 +264,7 @@ def _work(world: World, process: Process) -> None:
         lease_s=settings.lease_s,
         renew_s=settings.renew_s,
         clock=clock,
-        note=partial(_note, world, process),
+        note=note,
         leave=lambda code: clockwork.kill(process, exit_code=code),
     )
     clockwork.thread(process, lambda: _beat(world, heartbeat))

@@ -1,7 +1,7 @@
 """The job of a simulated history: a small source with odd records in it, and what must become of each. Drawn from the seed."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -20,6 +20,9 @@ RECORDS: Final = (12, 44)
 SHARD_RECORDS: Final = (5, 14)
 WORKERS: Final = (1, 4)
 ODD_SHARE: Final = 0.08  # of the source: blank, null, without an id, or an id that stands in another row too
+KILLERS_MAX: Final = 2  # in one history: each costs several restarts
+NEVER_MAX: Final = 1  # three time limits one after the other
+ANSWER_TIMEOUT: Final = "12s"  # more than of one turn's time counts against a record (`TURN_COUNTED_MAX_S`)
 CATEGORIES: Final = ("billing", "bug", "how_to", "other")
 PROMPT: Final = "<!-- system -->\nName the category of the ticket.\n\n<!-- user -->\n{{ body }}\n"
 SCHEMA: Final = {
@@ -48,6 +51,9 @@ class Workload:
     rows: list[dict[str, object]]
     expected: dict[str, Expected]
     script: Script
+    innocent: frozenset[str]  # records that the engine answers well whenever it is asked
+    killers: frozenset[str]  # an engine that decodes one of these dies, or its process does
+    never: frozenset[str]  # never answered
     rejected: frozenset[str]
     surplus: int
     shard_records: int
@@ -55,6 +61,8 @@ class Workload:
     workers: int
     answers: set[tuple[str, int]] = field(default_factory=set)  # (record, attempt) that some engine answered well
     failures: set[tuple[str, int]] = field(default_factory=set)  # … or badly
+    given_up: set[tuple[str, int]] = field(default_factory=set)  # … or did not answer until it was told to forget them
+    alone: set[tuple[str, int]] = field(default_factory=set)  # (record, epoch): begun, with nobody beside it, and no entry came of it
 
     @property
     def to_answer(self) -> int:
@@ -72,6 +80,9 @@ def drawn(random: Random, mix: FaultMix) -> Workload:
     behaviours = [
         _misbehaviour(random, record_id, attempts_max) for record_id in sound if random.random() < mix.rates.get(Fault.BAD_ANSWERS, 0.0)
     ]
+    killers = _some(random, sound, mix.rates.get(Fault.KILLER, 0.0), at_most=KILLERS_MAX)
+    never = _some(random, sound, mix.rates.get(Fault.NEVER_ANSWERED, 0.0), at_most=NEVER_MAX)
+    behaviours = [*(Behaviour(act=Act.NEVER, record=each) for each in sorted(never)), *behaviours]  # the first that fits a request counts
     sequences = random.randint(2, 4)
     return Workload(
         rows=rows,
@@ -82,12 +93,19 @@ def drawn(random: Random, mix: FaultMix) -> Workload:
             answers={record_id: dict(expected[record_id].answer) for record_id in sound},
             behaviours=tuple(behaviours),
         ),
-        rejected=frozenset(each.record for each in behaviours if each.act is Act.REJECT and each.record is not None),
+        innocent=frozenset(sound) - killers - {each.record for each in behaviours if each.act is not Act.SLOW},
+        killers=killers,
+        never=never - killers,
+        rejected=frozenset(each.record for each in behaviours if each.act is Act.REJECT and each.record is not None) - killers - never,
         surplus=surplus,
         shard_records=random.randint(*SHARD_RECORDS),
         attempts_max=attempts_max,
         workers=random.randint(*WORKERS),
     )
+
+
+def _some(random: Random, sound: Sequence[str], rate: float, *, at_most: int) -> frozenset[str]:
+    return frozenset([record_id for record_id in sound if random.random() < rate][:at_most])
 
 
 def _row(random: Random, number: int) -> dict[str, object]:
@@ -156,7 +174,7 @@ def write_job(folder: Path, workload: Workload, *, model: Path) -> Path:
         "input": {"table": "./tickets.jsonl", "key": "ticket_id", "acl": "acl", "segment": "market", "duplicates": "set_aside"},
         "model": {"path": str(model), "digest": model_digest(model).digest},
         "decoding": {"max_tokens": 64},
-        "limits": {"attempts_max": workload.attempts_max},
+        "limits": {"attempts_max": workload.attempts_max, "answer_timeout": ANSWER_TIMEOUT},
         "run": {"shard_records": workload.shard_records},
     }
     files = {"tickets.jsonl": lines, "job.yaml": yaml.safe_dump(job), "prompt.md": PROMPT, "answer.schema.json": canonical_json(SCHEMA)}

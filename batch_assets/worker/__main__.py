@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -33,7 +33,7 @@ from batch_assets.stores.models import verify_model
 from batch_assets.stores.register import Lease, Register
 from batch_assets.stores.shard_log import ShardLog
 from batch_assets.worker.counters import Counters
-from batch_assets.worker.feeder import ThreadPuts, Tools
+from batch_assets.worker.feeder import Puts, ThreadPuts, Tools
 from batch_assets.worker.heartbeat import Heartbeat
 from batch_assets.worker.loop import Point, Worker
 
@@ -68,19 +68,25 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
     chosen = parser.parse_args(arguments)
     try:
         return work(chosen.job, chosen.version, chosen.worker_id, environment)
-    except EngineFailedError as error:
-        note("engine_failed", reason=error.data["reason"])
-        return EXIT_ENGINE_FAILED
-    except UnfitWorkerError as error:
-        note("unfit", text=str(error))
-        return EXIT_UNFIT
-    except ProblemError as error:
-        for problem in error.problems:
-            note("refused", code=problem.code, text=problem.as_text())
-        return error.exit_code
     except GristmillError as error:
-        note("failed", reason=str(error))
-        return error.exit_code
+        return exit_code_of(error, note)
+
+
+def exit_code_of(error: GristmillError, note: Callable[..., None]) -> int:
+    """What a worker that ends with this error says last, and its exit code."""
+    match error:
+        case EngineFailedError():
+            note("engine_failed", reason=error.data["reason"])
+            return EXIT_ENGINE_FAILED
+        case UnfitWorkerError():
+            note("unfit", text=str(error))
+            return EXIT_UNFIT
+        case ProblemError():
+            for problem in error.problems:
+                note("refused", code=problem.code, text=problem.as_text())
+        case _:
+            note("failed", reason=str(error))
+    return error.exit_code
 
 
 def work(job: str, version: str, worker_id: str, environment: Mapping[str, str]) -> int:
@@ -98,28 +104,17 @@ def work(job: str, version: str, worker_id: str, environment: Mapping[str, str])
     engine = open_engine(settings.engine, script=settings.engine_script, environment=environment)
     counters = Counters()
     load(engine, spec, speed=speed_knobs(environment), warm_up=renderer.prefix_tokens, counters=counters)
-    worker = Worker(
-        job=job,
+    worker = compose(
+        installation,
+        spec,
         version=version,
         worker_id=worker_id,
-        register=installation.register,
-        shards=VersionShards(installation),
         engine=engine,
-        tools=Tools(
-            renderer=renderer,
-            checker=AnswerChecker(spec.answer_schema),
-            attempts_max=spec.input_rules.attempts_max,
-            window=engine.max_num_seqs * IN_FLIGHT_PER_SEQUENCE,
-            counters=counters,
-            puts=ThreadPuts(),
-        ),
-        answer_timeout_s=spec.input_rules.answer_timeout_s,
-        flush_s=settings.flush_s,
+        renderer=renderer,
+        counters=counters,
+        puts=ThreadPuts(),
         clock=time.monotonic,
         note=note,
-        lease_s=settings.lease_s,
-        # What was done so far must be known if this worker dies now: a supervisor counts deaths between which nothing was done.
-        before_start=lambda: installation.register.worker_heartbeat(worker_id, counters.as_dict()),
     )
     signal.signal(signal.SIGTERM, lambda _number, _frame: worker.stop())
     try:
@@ -128,6 +123,46 @@ def work(job: str, version: str, worker_id: str, environment: Mapping[str, str])
     finally:
         engine.close()
     return 0
+
+
+def compose(
+    installation: Installation,
+    spec: VersionSpec,
+    *,
+    version: str,
+    worker_id: str,
+    engine: Engine,
+    renderer: PromptRenderer,
+    counters: Counters,
+    puts: Puts,
+    clock: Callable[[], float],
+    note: Callable[..., None],
+) -> Worker:
+    """The loop of one process. A simulation composes it here too, with its own engine, clock and threads."""
+    register, settings = installation.register, installation.settings
+    return Worker(
+        job=spec.job,
+        version=version,
+        worker_id=worker_id,
+        register=register,
+        shards=VersionShards(installation),
+        engine=engine,
+        tools=Tools(
+            renderer=renderer,
+            checker=AnswerChecker(spec.answer_schema),
+            attempts_max=spec.input_rules.attempts_max,
+            window=engine.max_num_seqs * IN_FLIGHT_PER_SEQUENCE,
+            counters=counters,
+            puts=puts,
+        ),
+        answer_timeout_s=spec.input_rules.answer_timeout_s,
+        flush_s=settings.flush_s,
+        clock=clock,
+        note=note,
+        lease_s=settings.lease_s,
+        # What was done so far must be known if this worker dies now: a supervisor counts deaths between which nothing was done.
+        before_start=lambda: register.worker_heartbeat(worker_id, counters.as_dict()),
+    )
 
 
 def drive(worker: Worker, settings: Settings, *, job: str, version: str, worker_id: str, counters: Counters) -> None:

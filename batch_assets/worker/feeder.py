@@ -4,7 +4,7 @@ A record counts as done only after the put that holds it has returned. Who claim
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -110,7 +110,8 @@ class ShardWork:
         self._put: tuple[list[Entry], Future[int]] | None = None  # on its way; one at a time, since slots have an order
         self._unflushed_since_s = 0.0
         self._withheld: list[tuple[int, Failed | Dead]] = []
-        self._answered = next((record_id for record_id in records.ids if record_id in folded.answered), None) if folded.answered else None
+        answered = (folded.answered[record_id] for record_id in records.ids if record_id in folded.answered)
+        self._known_id = _known_id(answered) if folded.answered else None
         self._open = sum(1 for record_id in records.ids if not folded.is_terminal(record_id))  # without a terminal entry, or one to be put
         self._queue_up(folded)
 
@@ -239,8 +240,7 @@ class ShardWork:
 
     def known(self) -> Request | None:
         """Asks again for an answer of this shard that is known; None while it has none."""
-        entries = chain(self._put[0] if self._put else (), self._unflushed)
-        record_id = self._answered or next((entry.record_id for entry in entries if isinstance(entry, Answered)), None)
+        record_id = self._known_id or _known_id(chain(self._put[0] if self._put else (), self._unflushed))
         if record_id is None:
             return None
         name = request_id(shard=self.lease.shard, epoch=self.lease.epoch, attempt=CONTROL_ATTEMPT, record_id=record_id)
@@ -286,7 +286,7 @@ class ShardWork:
             return False
         (chunk, made), self._put = self._put, None
         made.result()
-        self._answered = self._answered or next((entry.record_id for entry in chunk if isinstance(entry, Answered)), None)
+        self._known_id = self._known_id or _known_id(chunk)
         self._count(chunk)
         return True
 
@@ -311,6 +311,11 @@ class ShardWork:
         if not self._unflushed:
             self._unflushed_since_s = now_s
         self._unflushed.append(entry)
+
+
+def _known_id(entries: Iterable[Entry]) -> str | None:
+    """The first record that was answered at the first try. One that needed more may fail again, and a worker would be blamed for it."""
+    return next((entry.record_id for entry in entries if isinstance(entry, Answered) and entry.attempt == 1), None)
 
 
 def open_shard(

@@ -169,6 +169,17 @@ def test_an_owner_that_dies_before_its_verdict_hides_nobody() -> None:
     assert [each for group in verdict.groups for each in group] == ["a", "b", "c", "d"]
 
 
+def test_a_worker_that_comes_back_for_its_own_shard_has_not_died() -> None:
+    """It was stopped for longer than its lease, and nobody else has claimed since (crash history of seed 1)."""
+    back = [Fence(2, 0, "w1", 4, LeaseEnd.EXPIRED)]
+    assert verdict_of([FENCE], back) is None
+    probing = [[FENCE], fence(2), [Probe(2, (("a",), ("b",)))], [Start(2, ("a",))]]
+    back = [Fence(3, 0, "w2", 4, LeaseEnd.EXPIRED)]
+    assert verdict_of(*probing, back) is None
+    assert fold([*probing, back], staged_rounds={}).suspicion.groups_left == (("a",), ("b",))
+    assert verdict_of(*probing, fence(3)) is not None
+
+
 def test_a_death_before_a_start_blames_nobody_and_one_after_it_narrows() -> None:
     before = [[FENCE], fence(2), [Probe(2, (("a", "b"), ("c",)))]]
     assert verdict_of(*before, fence(3)) is None

@@ -2,13 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import polars as pl
 import pytest
 from sqlalchemy import update
 
+from batch_assets.core import shard_log
+from batch_assets.core.breakers import Evidence
 from batch_assets.core.errors import StaleLeaseError
 from batch_assets.core.leasing import ShardState
+from batch_assets.core.retries import Verdict, judge_end
 from batch_assets.core.shard_log import Fence, fold
 from batch_assets.fleet import committer
 from batch_assets.fleet.committer import Committer
@@ -18,6 +22,7 @@ from batch_assets.stores.shard_log import LogWriter, without_held
 from batch_assets.stores.sql.tables import shards
 from batch_assets.worker import feeder
 from batch_assets.worker.feeder import ShardWork
+from batch_assets.worker.probing import Doubts
 
 SEEDS_MAX = 300
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -119,8 +124,42 @@ def neighbours_answer(patch: pytest.MonkeyPatch) -> None:
 
 def one_attempt_too_many(patch: pytest.MonkeyPatch) -> None:
     """Off by one where a record has used its attempts up."""
-    retry_or_bury = ShardWork._retry_or_bury
-    patch.setattr(ShardWork, "_retry_or_bury", lambda work, row, attempts, last, now_s: retry_or_bury(work, row, attempts - 1, last, now_s))
+    begin = ShardWork.__init__
+
+    def generous(work: ShardWork, lease, *, tools, **named):
+        begin(work, lease, tools=replace(tools, attempts_max=tools.attempts_max + 1), **named)
+
+    patch.setattr(ShardWork, "__init__", generous)
+
+
+def pardons_not_looked_at(patch: pytest.MonkeyPatch) -> None:
+    """What failed on an unfit worker has failed."""
+    patch.setattr(shard_log, "_is_pardoned", lambda *_: False)
+
+
+def failures_believed_at_once(patch: pytest.MonkeyPatch) -> None:
+    """Nobody asks whether the worker can answer at all."""
+    patch.setattr(Evidence, "is_sound", property(lambda _: True))
+
+
+def suspects_are_blamed(patch: pytest.MonkeyPatch) -> None:
+    """Whoever was in the engine when it died has used up an attempt, alone or not."""
+
+    def blame(ids, folded, *, attempts_max, is_engine_proven):
+        verdict = judge_end(ids, folded, attempts_max=attempts_max, is_engine_proven=is_engine_proven)
+        return verdict and Verdict(killed=verdict.killed or verdict.groups[0][0], groups=verdict.groups)
+
+    patch.setattr(feeder, "judge_end", blame)
+
+
+def suspects_are_not_alone(patch: pytest.MonkeyPatch) -> None:
+    """The next group gets the engine while it still has the one before."""
+
+    def probe(doubts: Doubts, work: ShardWork, *, is_alone: bool) -> None:
+        if work.is_flushed:
+            work.start_next_group()
+
+    patch.setattr(Doubts, "probe", probe)
 
 
 PLANTS = (
@@ -132,6 +171,10 @@ PLANTS = (
     epochs_not_looked_at,
     neighbours_answer,
     one_attempt_too_many,
+    failures_believed_at_once,
+    suspects_are_blamed,
+    suspects_are_not_alone,
+    pardons_not_looked_at,
 )
 
 

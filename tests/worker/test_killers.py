@@ -228,6 +228,19 @@ def test_many_records_that_fail_beside_a_known_answer_are_their_own_fault(instal
     assert any(attempt == CONTROL_ATTEMPT for _, attempt in driven.engine.asked)
 
 
+def test_a_record_that_needed_a_second_try_is_no_control(installation: Installation) -> None:
+    """It would fail as a control, and a sound worker would leave for ever: the next one would ask it again (crash history of seed 5)."""
+    planned = plan(installation, {1: ids(20)})
+    first, *rest = planned.ids[1]
+    flaky = {"act": "invalid", "record": first, "attempts_max": 1}
+    driven = drive(planned, script={"behaviours": [flaky, *({"act": "invalid", "record": record} for record in rest[:6])]})
+    driven.finish()
+    driven = drive(planned, worker_id="w2", script={"behaviours": [flaky, *({"act": "invalid", "record": record} for record in rest[:6])]})
+    driven.finish()
+    assert folded(planned, 1).answered[first].attempt == 2
+    assert set(folded(planned, 1).dead) == set(rest[:6])
+
+
 def test_a_version_of_a_few_records_that_all_fail_comes_to_its_end(installation: Installation) -> None:
     planned = plan(installation, {1: ids(3)})
     driven = drive(planned, script={"behaviours": [{"act": "invalid"}]})
