@@ -22,7 +22,10 @@ def placed(slots: Sequence[Slot]) -> list[Placed]:
 
 
 class ModelLog:
-    """A log that is complete: what was put, in order, and each staged round's slot count."""
+    """A log that is complete: what was put, in order, and each staged round's slot count.
+
+    It knows no unclean ends and no pardons (`Probe`, `Start`, `Pardon`): logs given to it have none, so that nobody is ever suspected.
+    """
 
     def __init__(self, slots: Sequence[Slot], *, staged_rounds: Mapping[int, int]) -> None:
         self.slots = slots
@@ -51,20 +54,33 @@ class ModelLog:
             for round_, end in self.staged_rounds.items()
         )
 
+    def round_at(self, index: int) -> int:
+        """Of the last standing fence before this entry."""
+        rounds = [
+            each.entry.round
+            for other, each in enumerate(self.entries[:index])
+            if isinstance(each.entry, Fence) and self.is_standing_fence(other)
+        ]
+        return rounds[-1] if rounds else 0
+
     def is_void(self, index: int) -> bool:
         entry = self.entries[index].entry
         if isinstance(entry, Fence):
             return not self.is_standing_fence(index)
+        if isinstance(entry, Reopen) and not entry.round == self.round_at(index) > 0:
+            return True  # it stands behind the fence of its own round, and the first round is no redrive's
         return entry.epoch < self.highest_fence_before(index) or self.is_between_staging_and_the_next_fence(index)
 
     def folded(self) -> Folded:
         """As `fold` must say it."""
         valid = [each.entry for index, each in enumerate(self.entries) if not self.is_void(index)]
         void = [each.entry for index, each in enumerate(self.entries) if self.is_void(index)]
-        answered, dead, repeated, failed, last = {}, {}, [], {}, {}
+        answered, dead, repeated, failed, last, reopens = {}, {}, [], {}, {}, {}
         for record_id in dict.fromkeys(entry.record_id for entry in valid if isinstance(entry, Answered | Dead | Failed)):
             outcome = outcome_of(record_id, valid)
             repeated += outcome.repeated
+            if outcome.reopens:
+                reopens[record_id] = outcome.reopens
             if isinstance(outcome.final, Answered):
                 answered[record_id] = outcome.final
             elif isinstance(outcome.final, Dead):
@@ -81,8 +97,11 @@ class ModelLog:
             dead=dead,
             failed=failed,
             last_failures=last,
+            reopened={record_id: rounds[-1] for record_id, rounds in reopens.items()},
+            reopens=sum(len(rounds) for rounds in reopens.values()),
             epoch=fences[-1].epoch if fences else 0,
             round=fences[-1].round if fences else 0,
+            window=fences[-1].window if fences else 0,
             workers={fence.epoch: fence.worker for fence in fences},
             unreadable_slots=[number for number, slot in enumerate(self.slots) if slot is None],
             void_entries=len(void),
@@ -101,6 +120,7 @@ class RecordOutcome(NamedTuple):
     final: Answered | Dead | None
     failures: list[Failed]  # since it was last opened
     repeated: list[Answered]  # answers that came too late
+    reopens: list[int]  # rounds of the redrives that found it dead
 
 
 def outcome_of(record_id: str, valid: Sequence[Entry]) -> RecordOutcome:
@@ -108,10 +128,12 @@ def outcome_of(record_id: str, valid: Sequence[Entry]) -> RecordOutcome:
     final: Answered | Dead | None = None
     failures: list[Failed] = []
     repeated: list[Answered] = []
+    reopens: list[int] = []
     for entry in valid:
         match entry:
             case Reopen() if record_id in entry.record_ids and isinstance(final, Dead):
                 final, failures = None, []
+                reopens.append(entry.round)
             case Failed() if entry.record_id == record_id:
                 failures.append(entry)
             case Answered() if entry.record_id == record_id and final is not None:
@@ -120,4 +142,4 @@ def outcome_of(record_id: str, valid: Sequence[Entry]) -> RecordOutcome:
                 final = final or entry
             case _:
                 pass
-    return RecordOutcome(final, failures, repeated)
+    return RecordOutcome(final, failures, repeated, reopens)

@@ -13,7 +13,7 @@ rounds = st.integers(0, 2)
 
 
 def fence(epoch: int, round_: int) -> Fence:
-    return Fence(epoch=epoch, round=round_, worker=f"w{epoch}", window=4, previous_end=None)
+    return Fence(epoch=epoch, round=round_, worker=f"w{epoch}", window=4 + epoch, previous_end=None)
 
 
 def answered(record_id: str, epoch: int, attempt: int) -> Answered:
@@ -24,6 +24,10 @@ def failed(record_id: str, epoch: int, attempt: int, dead_class: str) -> Failed:
     return Failed(record_id, epoch, attempt, dead_class, f"{dead_class} under {epoch}", 7)
 
 
+def redrive(epoch: int, round_: int, record_ids: tuple[str, ...]) -> list[Entry]:
+    return [fence(epoch, round_), Reopen(epoch, round_, record_ids)]
+
+
 entries: st.SearchStrategy[Entry] = st.one_of(
     st.builds(fence, epochs, rounds),
     st.builds(fence, epochs, st.just(0)),
@@ -32,7 +36,11 @@ entries: st.SearchStrategy[Entry] = st.one_of(
     st.builds(Dead, records, epochs, st.just(3), st.just("schema"), st.just("")),
     st.builds(Reopen, epochs, rounds, st.sets(records, min_size=1).map(lambda ids: tuple(sorted(ids)))),
 )
-slots = st.one_of(st.lists(entries, min_size=1, max_size=4), st.lists(entries, min_size=1, max_size=4), st.none())
+chunks = st.lists(entries, min_size=1, max_size=4)
+# As a redrive puts it, of records that failed and are dead or are not: else few histories would hold a reopen that is valid.
+redrives = st.builds(redrive, epochs, st.integers(1, 2), st.just(("a", "b")))
+ends = st.builds(lambda epoch: [failed("a", epoch, 3, "schema"), Dead("a", epoch, 3, "schema", "")], epochs)
+slots = st.one_of(chunks, chunks, redrives, ends, st.none())
 logs = st.lists(slots, max_size=12)
 
 

@@ -86,6 +86,7 @@ class Holder:
     work: ShardWork | None = None
     in_flight: list[tuple[int, int, str]] = field(default_factory=list)  # row, attempt, record id
     attempts_at_open: dict[str, int] = field(default_factory=dict)
+    failed_last: set[str] = field(default_factory=set)  # records that this worker was the last to fail at, under an earlier lease
     failures: Counter[str] = field(default_factory=Counter)  # of this holder, flushed or not
 
 
@@ -112,7 +113,7 @@ class WorkMachine(RuleBasedStateMachine):
             shard=1,
             epoch=self.epoch,
             round=0,
-            worker=f"w{self.epoch}",
+            worker=f"w{self.epoch % 2}",  # two take turns, and a crash may let the same one come again
             previous_end=None,
             staged_rounds={},
             rows=len(IDS),
@@ -137,18 +138,22 @@ class WorkMachine(RuleBasedStateMachine):
         )
         superseded = self._highest_fence() > holder.lease.epoch
         with self._alive(holder):
-            holder.work = open_shard(holder.lease, log=self.log, frozen=FROZEN, tools=tools, now_s=0)
+            holder.work = open_shard(holder.lease, log=self.log, frozen=FROZEN, tools=tools, now_s=0, is_engine_proven=lambda: True)
             assert not superseded, "it went to work although a successor's fence stands in the log"
-            holder.attempts_at_open = dict(ModelLog(self.objects.slots(), staged_rounds={}).folded().failed)
+            folded = ModelLog(self.objects.slots(), staged_rounds={}).folded()
+            holder.attempts_at_open = dict(folded.failed)
+            holder.failed_last = {each for each, last in folded.last_failures.items() if folded.workers[last.epoch] == holder.lease.worker}
 
     @rule(back=recent, count=st.integers(1, 5))
     def holder_feeds(self, back: int, count: int) -> None:
         holder = self._opened(back)
         if holder is None or holder.work is None:
             return
-        for row, attempt, record_id, _ in islice(holder.work.prompts(0), count):
+        for row, attempt, record_id, _ in islice(holder.work.prompts(0, in_flight=len(holder.in_flight)), count):
             assert attempt == self._attempts(holder, record_id) + 1, "an attempt was lost, or counted twice"
             assert attempt <= ATTEMPTS_MAX
+            is_ours = holder.failures[record_id] > 0 or record_id in holder.failed_last
+            assert attempt < ATTEMPTS_MAX or not is_ours, "the last attempt is another worker's"
             assert record_id not in {live for _, _, live in holder.in_flight}
             holder.in_flight.append((row, attempt, record_id))
 
@@ -159,11 +164,18 @@ class WorkMachine(RuleBasedStateMachine):
             return
         row, attempt, record_id = holder.in_flight.pop(which % len(holder.in_flight))
         if fate == "timed out":
-            holder.work.fail(row, attempt, DeadClass.TIMED_OUT, "no answer in time", tokens_output=0, now_s=0)
+            holder.work.fail(row, attempt, DeadClass.TIMED_OUT, "no answer in time", tokens_output=0)
         else:
             text = answer_text(record_id) if fate == "answered" else "{"
             holder.work.take(row, attempt, Completion(record_id, text, "stop", 10, 0, 5), 0)
         holder.failures[record_id] += fate != "answered"
+
+    @rule(back=recent)
+    def its_failures_are_believed(self, back: int) -> None:
+        """There is evidence that they are the records' own."""
+        holder = self._opened(back)
+        if holder is not None and holder.work is not None:
+            holder.work.accept_failures(0)
 
     @rule(back=recent, bad=st.integers(0, 6), flushes=st.booleans(), wait=st.booleans())
     def holder_does_the_rest(self, back: int, bad: int, flushes: bool, wait: bool) -> None:
@@ -173,6 +185,7 @@ class WorkMachine(RuleBasedStateMachine):
             if holder in self.holders:
                 self.holder_feeds(back, len(IDS))
                 self.engine_finishes_one(back, 0, "invalid" if number < bad else "answered")
+                self.its_failures_are_believed(back)
                 if flushes:
                     self.holder_flushes(back, wait=number >= len(IDS))
         if holder in self.holders:
@@ -236,6 +249,12 @@ class WorkMachine(RuleBasedStateMachine):
             assert holder.counters.dead <= logged[Dead, holder.lease.epoch]
 
     @invariant()
+    def a_shard_with_nothing_to_do_is_staged_or_left_to_others(self) -> None:
+        for work in (holder.work for holder in self.holders if not holder.in_flight):
+            if work is not None and work.is_flushed and not work.has_queued and not work.withheld:
+                assert work.is_complete != work.is_left_to_others, "nobody would ever end this shard"
+
+    @invariant()
     def no_attempt_is_written_twice(self) -> None:
         """Of those that count: a void one was made by somebody who had lost the shard."""
         slots = self.objects.slots()
@@ -284,3 +303,19 @@ def test_a_worker_that_finds_its_successors_fence_in_the_log_does_not_begin() ->
     assert machine.holders[0].lease.epoch == 1
     machine.holder_opens_the_shard(back=1)
     assert [holder.lease.epoch for holder in machine.holders] == [2]
+
+
+def test_a_worker_that_comes_again_leaves_the_last_attempt_to_others_still() -> None:
+    machine = WorkMachine(Counter())
+    machine.holder_does_the_rest(back=0, bad=len(IDS) + 1, flushes=True, wait=True)  # the first record fails twice
+    machine.somebody_claims()
+    machine.somebody_claims()  # the first worker again
+    machine.holder_opens_the_shard(back=0)
+    again = machine.holders[-1]
+    assert again.attempts_at_open[IDS[0]] == ATTEMPTS_MAX - 1
+    assert IDS[0] in again.failed_last
+    assert again.work is not None
+    assert again.work.is_left_to_others
+    machine.somebody_claims()
+    machine.holder_does_the_rest(back=0, bad=0, flushes=True, wait=True)
+    assert machine.struck["staged"] == 1

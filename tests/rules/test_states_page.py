@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from batch_assets.core import leasing
-from batch_assets.core.errors import GristmillError
+from batch_assets.core.errors import GristmillError, NotFinishedError
 from batch_assets.core.leasing import (
     SHARD_TRANSITIONS,
     VERSION_TRANSITIONS,
@@ -115,12 +115,17 @@ class OneShard:
             ShardMove.SEND_BACK: lambda: register.send_back(**self.led, shard=1, reason="ids are missing"),
             ShardMove.BLOCK: lambda: register.block(**self.led, shard=1, reason="its input does not verify"),
             ShardMove.UNBLOCK: lambda: register.unblock(**self.at),
+            ShardMove.REDRIVE: self._redrive,
         }
         with suppress(GristmillError):
             moves[move]()
 
     def _claim(self) -> None:
         self.lease = self.register.claim(**self.at, worker="a") or self.lease
+
+    def _redrive(self) -> None:
+        self.register.finish_version(**self.at)  # which it is when its shard is committed, and only then
+        self.register.redrive(**self.led, shards=[self.row])
 
 
 @pytest.mark.parametrize("at_the_bound", [False, True])
@@ -174,6 +179,15 @@ def version_in(register: Register, state: VersionState) -> str:
     return version
 
 
+def reopen(register: Register, version: str) -> None:
+    """By a redrive of all its shards, under the lead."""
+    at = {"job": JOB, "version": version}
+    generation = register.take_lead(**at, holder="redrive", seen=register.lead(JOB, version))
+    assert generation is not None
+    with suppress(NotFinishedError):
+        register.redrive(**at, generation=generation, shards=register.shards(JOB, version))
+
+
 @pytest.mark.parametrize("state", [VersionState.PLANNING, VersionState.ACTIVE, VersionState.HELD, VersionState.FINISHED])
 @pytest.mark.parametrize("move", list(VersionMove))
 def test_every_move_in_every_state_of_a_version_ends_where_the_page_says(
@@ -187,6 +201,7 @@ def test_every_move_in_every_state_of_a_version_ends_where_the_page_says(
         VersionMove.HOLD: lambda: register.hold_version(**at, reason=HoldReason.BREAKER),
         VersionMove.LIFT: lambda: register.lift_version_hold(**at),
         VersionMove.FINISH: lambda: register.finish_version(**at),
+        VersionMove.REOPEN: lambda: reopen(register, version),
     }
     moves[move]()
     transition = VERSION_TRANSITIONS[move]
