@@ -19,7 +19,7 @@ STALL_LEASES = (0.2, 4.0)
 SLOW_S = (0.01, 1.5)
 OUTAGE_S = (0.5, 6.0)
 OUTAGE_WITHIN_S = 20.0
-SKEW_RATES = (0.6, 1.8)  # how fast a skewed process's clock goes
+SKEW_RATES = (0.75, 1.5)  # how fast a skewed process's clock goes; a leader's and a worker's together less than lease / renewal
 ROTTEN_MAX = 2  # the committer sends a shard back for each, and blocks it at the fourth
 
 

@@ -5,13 +5,14 @@ It reads the stores from below the seams and knows two things that no process kn
 
 import json
 import sqlite3
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import polars as pl
 
+from batch_assets.core.breakers import SAMPLE_MIN
 from batch_assets.core.leasing import LOSSES_MAX, SHARD_TRANSITIONS, ShardMove, ShardState, VersionState
 from batch_assets.core.ports import ObjectStore
 from batch_assets.core.records import TO_ANSWER, DeadClass, Outcome, key_hash
@@ -97,6 +98,7 @@ class Auditor:
         self._rotten: set[int] = set()  # shards with a slot that the store has lost
         self._in_time: set[tuple[int, str, int]] = set()  # (shard, record, epoch) put before a later claimer's first put
         self._failed: defaultdict[str, list[Failed]] = defaultdict(list)  # by record, as they were put
+        self._believed: Counter[str | None] = Counter()  # failures that a worker has put as the records' own
         self._pardoned: set[tuple[int, int]] = set()  # (shard, epoch)
         self._rows: dict[str, tuple[Any, ...]] = {}  # the outcomes table as it was last seen
 
@@ -279,9 +281,9 @@ class Auditor:
             least = 0 if isinstance(entry, Dead) else 1  # 0 is a control's, which is no attempt
             within = least <= entry.attempt <= self._workload.attempts_max
             self._require(within, "attempts never exceed the limit", lambda: what)
-            self._see_attempt(entry, what)
+            self._see_attempt(shard, entry, what)
 
-    def _see_attempt(self, entry: Answered | Failed | Dead, what: str) -> None:
+    def _see_attempt(self, shard: int, entry: Answered | Failed | Dead, what: str) -> None:
         record_id, workload = entry.record_id, self._workload
         workload.alone.discard((record_id, entry.epoch))
         if isinstance(entry, Answered):
@@ -290,6 +292,7 @@ class Auditor:
             held = (record_id, entry.attempt) in workload.answers
         elif isinstance(entry, Failed):
             self._failed[record_id].append(entry)
+            self._believed[self._owners.get((shard, entry.epoch))] += 1
             held = self._may_have_failed(entry)
         else:
             held = self._may_be_dead(record_id, entry.dead_class, entry.attempt)
@@ -366,6 +369,8 @@ class Auditor:
             self._require(row["dead_class"] == DeadClass.ENGINE_KILLED, "a record that kills is dead because it kills", lambda: what)
         # Chance can take a machine as often as a record has attempts, each time while it has this record alone: nobody can tell.
         is_unlucky = all(each.dead_class == DeadClass.ENGINE_KILLED for each in failed)
+        # With one attempt there is no second look, and fewer failures than SAMPLE_MIN are believed where no answer is at hand to ask again.
+        is_unlucky |= workload.attempts_max == 1 and self._believed[row["worker"]] < SAMPLE_MIN
         sound = record_id not in workload.innocent or is_unlucky
         self._require(sound, "a record that is answered well is no dead letter", lambda: f"{what}: {failed}")
 

@@ -38,7 +38,7 @@ from batch_assets.worker.heartbeat import Heartbeat
 from batch_assets.worker.loop import Point
 
 IDLE_S: Final = 0.5  # longer than a real worker's, like the next two: looking more often finds nothing and costs most of a history
-BEAT_S: Final = 0.9
+BEAT_S: Final = 1.05  # a renewal with each beat: it must come within a lease also by skewed clocks, or what takes long never ends
 PAUSE_MIN_S: Final = 0.5
 LOAD_S: Final = (0.1, 1.0)
 NOTICE_S: Final = 2.0  # from SIGTERM to SIGKILL

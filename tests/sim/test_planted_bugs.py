@@ -8,7 +8,6 @@ import polars as pl
 import pytest
 from sqlalchemy import update
 
-from batch_assets.core import shard_log
 from batch_assets.core.breakers import Evidence
 from batch_assets.core.errors import StaleLeaseError
 from batch_assets.core.leasing import ShardState
@@ -132,11 +131,6 @@ def one_attempt_too_many(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ShardWork, "__init__", generous)
 
 
-def pardons_not_looked_at(patch: pytest.MonkeyPatch) -> None:
-    """What failed on an unfit worker has failed."""
-    patch.setattr(shard_log, "_is_pardoned", lambda *_: False)
-
-
 def failures_believed_at_once(patch: pytest.MonkeyPatch) -> None:
     """Nobody asks whether the worker can answer at all."""
     patch.setattr(Evidence, "is_sound", property(lambda _: True))
@@ -174,7 +168,6 @@ PLANTS = (
     failures_believed_at_once,
     suspects_are_blamed,
     suspects_are_not_alone,
-    pardons_not_looked_at,
 )
 
 
