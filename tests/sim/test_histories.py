@@ -11,7 +11,7 @@ from batch_assets.sim.crash import main
 from batch_assets.sim.faults import Fault
 from batch_assets.sim.history import REAL_EVERY, run_history
 
-SEEDS_IN_CI = 30  # a second each; more are run by hand (`make sim`) and by the long test
+SEEDS_IN_CI = 45  # a second each, and enough for the rarest fault; more are run by hand (`make sim`) and by the long test
 SEEDS_LONG = 2000
 RARE = 1  # of each kind of fault a run of CI sees at least so many
 
