@@ -6,6 +6,7 @@ that skips what it cannot run stays green while it proves less and less.
 
 import os
 import re
+import signal
 from collections.abc import Generator, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -24,6 +25,9 @@ os.environ |= {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
 }
+# A shell starts what it puts in the background with SIGINT ignored, and children inherit that: a test's Ctrl-C would reach nobody.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def skip_is_failure() -> bool:

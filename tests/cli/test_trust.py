@@ -279,16 +279,19 @@ def test_the_installed_command_refuses_with_2_one_object_and_no_traceback(looked
 def test_a_watched_status_is_one_object_a_line_and_ctrl_c_ends_it_with_130(terminal: Terminal) -> None:
     terminal.write_job()
     planned = plan_version(Installation.open(terminal.settings), records=8, shards=2)
-    watching = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "batch_assets.cli", "status", "--watch", "--json"],
         cwd=REPOSITORY,
         env={"PATH": "/usr/bin:/bin", **terminal.environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    assert watching.stdout is not None
-    assert json.loads(watching.stdout.readline())["job_version"] == planned.row.name
-    watching.send_signal(signal.SIGINT)
-    _, errors = watching.communicate(timeout=READING_LIMIT_S)
+    ) as watching:
+        try:
+            assert watching.stdout is not None
+            assert json.loads(watching.stdout.readline())["job_version"] == planned.row.name
+            watching.send_signal(signal.SIGINT)
+            _, errors = watching.communicate(timeout=READING_LIMIT_S)
+        finally:
+            watching.kill()
     assert (watching.returncode, errors) == (ExitCode.INTERRUPTED, "stopped\n")
