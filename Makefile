@@ -6,13 +6,14 @@ PYTHON ?= python3.11
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 GRISTMILL_ROOT ?= $(CURDIR)/.demo
 BIN := .venv/bin
+SEEDS ?= 200
 # What is appended to a target's command: make test ARGS="-k leases -x"
 ARGS ?=
 
-.PHONY: help setup demo ui check test test-long sim bench docs lint clean
+.PHONY: help setup demo ui check test test-long sim planted-bugs bench docs lint clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## make .venv from locks/dev-py311.txt (Python 3.11, 4 GB); no-op when nothing changed
 	@PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" locks/setup.sh
@@ -35,8 +36,12 @@ test: lint ## lint and every test but the long ones; what CI runs
 test-long: setup ## the long tests: many seeds, many rows
 	@$(BIN)/pytest -m long $(ARGS)
 
-sim: setup ## crash histories over the real worker loop; ARGS="--help" shows how to replay a seed
-	@$(BIN)/python -m batch_assets.sim.crash $(ARGS)
+# Frames of twenty rows gain nothing from polars' threads.
+sim: setup ## SEEDS=200 crash histories over the real worker loop; ARGS="--seed 17" replays one
+	@POLARS_MAX_THREADS=1 $(BIN)/python -m batch_assets.sim.crash --seeds $(SEEDS) $(ARGS)
+
+planted-bugs: setup ## plant each bug of tests/planted in a copy of the tree: a proof must catch it; ARGS="--only 07"
+	@$(BIN)/python -m tests.planted.run $(ARGS)
 
 bench: setup ## measure throughput, bookkeeping and memory
 	@$(BIN)/python -m benchmarks $(ARGS)

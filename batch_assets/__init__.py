@@ -3,6 +3,7 @@
 definitions   composition root for Dagster: build_definitions, build_job_definitions
 assets        the graph of one job, in flow order      checks   one asset check per check of the verdict
 cli           gristmill …
+sim           crash histories: python -m batch_assets.sim.crash; needs the dev extra
 flows         planner, release, judge, publish: what an asset, op or command calls; no dagster
 fleet         supervisor, committer, local worker processes
 worker        python -m batch_assets.worker: claim, feed the engine, put answers in the shard's log; never imports dagster

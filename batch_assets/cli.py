@@ -22,6 +22,7 @@ from batch_assets.core.errors import ExitCode, GristmillError, Problem, ProblemE
 from batch_assets.settings import Settings
 
 if TYPE_CHECKING:
+    from batch_assets.flows.summary import RunSummary
     from batch_assets.stores.installation import Installation
     from batch_assets.stores.job_folders import Job
     from batch_assets.stores.register import VersionRow
@@ -140,14 +141,14 @@ def _settings(root: str | None) -> Settings:
 
 
 def _target(job: str, job_file: Path | None, root: str | None) -> Target:
+    from batch_assets.stores.job_folders import find_jobs, job_path
+
     settings = _settings(root)
     if job_file is not None:
         path = job_file / "job.yaml" if job_file.is_dir() else job_file
-        return Target(path.resolve().parent.name, path, settings)
+        return Target(job_path(path).parent.name, path, settings)
     if job:
         return Target(job, settings.jobs / job / "job.yaml", settings)
-    from batch_assets.stores.job_folders import find_jobs
-
     found = find_jobs(settings.jobs)
     if len(found) == 1:
         return Target(found[0].parent.name, found[0], settings)
@@ -327,17 +328,25 @@ def run(
     if detach:
         _detach(target, json_=json_)
         return
+    installation = _open(target.settings)
+    continued = _select(installation, target, version) if version else None
+    pilot_alias = bool(pilot) if continued is None else _is_pilot(continued)
+    choices = {"version": continued.name if continued else "", "pilot": pilot, "approve": yes, "publish": not no_publish, "by": by}
+    summary = _execute(target, installation, alias=_alias(target, pilot=pilot_alias), choices=choices)
+    _show_run(summary, json_=json_)
+    if fail_if_unchanged and summary.outcome == "unchanged":
+        raise typer.Exit(int(ExitCode.NOT_FINISHED))
+
+
+def _execute(target: Target, installation: "Installation", *, alias: str, choices: Mapping[str, Any]) -> "RunSummary":
+    """The main job, in this process, to its end; `choices` are those of a RunRequest."""
     from batch_assets.flows.summary import RunSummary, usage_of
     from batch_assets.launch import RunRequest, execute
 
-    installation = _open(target.settings)
-    continued = _select(installation, target, version) if version else None
-    alias = _alias(target, pilot=bool(pilot) if continued is None else _is_pilot(continued))
     before, live_before = usage_of(installation, job=target.name), installation.aliases().read(alias)
     started_s = time.monotonic()
-    request = RunRequest(version=continued.name if continued else "", pilot=pilot, approve=yes, publish=not no_publish, by=by)
-    ended = execute(target.settings, target.job_file, request)
-    summary = RunSummary.of(
+    ended = execute(target.settings, target.job_file, RunRequest(**choices))
+    return RunSummary.of(
         installation,
         job=target.name,
         alias=alias,
@@ -348,14 +357,16 @@ def run(
         run_url=ended.run_url,
         error=ended.error,
     )
+
+
+def _show_run(summary: "RunSummary", *, json_: bool, also: Mapping[str, Any] | None = None) -> None:
+    """On stdout; a run that a refusal of ours ended gives its exit code to the command."""
     if json_:
-        _print_json(summary.as_json())
+        _print_json({**summary.as_json(), **(also or {})})
     else:
         typer.echo(summary.as_text())
-    if ended.error is not None:
-        _end(ended.error)
-    if fail_if_unchanged and summary.outcome == "unchanged":
-        raise typer.Exit(int(ExitCode.NOT_FINISHED))
+    if summary.error is not None:
+        _end(summary.error)
 
 
 def _end(error: GristmillError) -> NoReturn:
@@ -383,6 +394,43 @@ def _detach(target: Target, *, json_: bool) -> None:
         _print_json({"schema_version": 1, "job": target.name, "process": process.pid, "log": str(log)})
     else:
         typer.echo(f"started in the background as process {process.pid}; log {log}; `gristmill status {target.name} -w` follows it")
+
+
+@app.command()
+def redrive(
+    job: JobArgument = "",
+    class_: Annotated[
+        list[str] | None, typer.Option("--class", help="Dead letters of this class; may be repeated. Default: every transient class.")
+    ] = None,
+    version: Annotated[str, typer.Option("--version", help="Of this version.")] = "latest",
+    no_run: Annotated[bool, typer.Option("--no-run", help="Only open the round; a run or a backfill answers it.")] = False,
+    no_publish: Annotated[bool, typer.Option("--no-publish")] = False,
+    by: ByOption = "unverified",
+    job_file: JobOption = None,
+    root: RootOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Ask dead letters again: same version, same recipe, a new round; then a new release, judged and published."""
+    from batch_assets.core.redrive import chosen_classes
+    from batch_assets.flows.redrive import redrive as open_redrive
+
+    classes = chosen_classes(class_ or [])
+    target = _target(job, job_file, root)
+    _load(target)
+    installation = _open(target.settings)
+    row = _select(installation, target, version)
+    report = open_redrive(installation, job=target.name, version=row.name, classes=classes)
+    if not json_:
+        typer.echo(report.as_text())
+    if report.records and not no_run:
+        choices = {"version": row.name, "publish": not no_publish, "by": by}
+        summary = _execute(target, installation, alias=_alias(target, pilot=_is_pilot(row)), choices=choices)
+        _show_run(summary, json_=json_, also={"redrive": report.as_json()})
+    elif json_:
+        outcome = "opened" if report.records else "unchanged"
+        _print_json({"schema_version": 1, "job": target.name, "job_version": row.name, "outcome": outcome, "redrive": report.as_json()})
+    elif report.records:
+        typer.echo(f"`gristmill run {target.name} --version {row.name}` answers them, or launch its shards in the UI")
 
 
 @app.command()
@@ -456,17 +504,22 @@ def dead_letters(
     json_: JsonOption = False,
 ) -> None:
     """Records without an answer, with class, attempts and error."""
+    from batch_assets.core.redrive import TRANSIENT_CLASSES
     from batch_assets.flows.status import dead_letter_rows
 
     target = _target(job, job_file, root)
     installation = _open(target.settings)
     row = _select(installation, target, version)
     rows, by_class = dead_letter_rows(installation, job=target.name, version=row.name, dead_class=class_, limit=limit)
+    again = sum(count for name, count in by_class.items() if name in TRANSIENT_CLASSES)
     if json_:
-        _print_json({"schema_version": 1, "job": target.name, "job_version": row.name, "by_class": by_class, "dead_letters": rows})
+        told = {"job": target.name, "job_version": row.name, "by_class": by_class, "redrivable": again, "dead_letters": rows}
+        _print_json({"schema_version": 1, **told})
         return
     typer.echo(f"{row.name}: {sum(by_class.values())} dead letters " + ", ".join(f"{count} {name}" for name, count in by_class.items()))
     _print_table(rows, empty="none")
+    if again:
+        typer.echo(f"{again:,} of them failed for a reason that may pass: `gristmill redrive {target.name}` asks them again")
 
 
 @app.command()
@@ -539,9 +592,14 @@ def rollback(
     json_: JsonOption = False,
 ) -> None:
     """Point readers back at a version that was published before; holds the job until `resume`."""
+    from batch_assets.flows.publish import previous_release
+
     target = _target(job, job_file, root)
-    row = _select(_open(target.settings), target, version)
-    _point(target, row, rollback=True, reason=reason, by=by, json_=json_)
+    installation = _open(target.settings)
+    previous = version == "previous"  # not the selector: what was withdrawn since is no place to go back to
+    named = previous_release(installation, job=target.name, alias=_alias(target)).version if previous else version
+    row = _select(installation, target, named)
+    _point(target, row, rollback=True, previous=previous, reason=reason, by=by, json_=json_)
 
 
 def _point(target: Target, row: "VersionRow", *, json_: bool, **choices: Any) -> None:
@@ -623,9 +681,10 @@ def demo(
 ) -> None:
     """The main job on the embedded defaults with a real model, one worker killed on purpose, every printed figure checked."""
     from batch_assets.demo import run_demo  # dagster
+    from batch_assets.stores.job_folders import job_path
 
     settings = _settings(root or os.environ.get("GRISTMILL_ROOT") or ".demo")
-    raise typer.Exit(int(run_demo(settings, job_file=job_file.resolve())))
+    raise typer.Exit(int(run_demo(settings, job_file=job_path(job_file))))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from batch_assets.core.errors import RefusedError
 from batch_assets.jobs import build_jobs
 from batch_assets.settings import Settings
 from batch_assets.steps import JobGraph
-from batch_assets.stores.job_folders import find_jobs, load_job
+from batch_assets.stores.job_folders import find_jobs, job_path, load_job
 from resources import GristmillResource
 from sensors import build_sensors
 
@@ -50,7 +50,7 @@ def _part(job_file: Path, settings: Settings, known_models: set[str]) -> dg.Defi
     try:
         return _job_definitions(job_file, known_models=known_models)
     except RefusedError as refused:
-        name = job_file.parent.name
+        name = job_path(job_file).parent.name
         return dg.Definitions(assets=[dg.AssetSpec([name, "job_file"], description=f"refused: {refused}", group_name="refused_jobs")])
 
 

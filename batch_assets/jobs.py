@@ -112,7 +112,8 @@ def _judge_op(graph: JobGraph) -> dg.OpDefinition:
                 context.log_event(evaluation)  # pyright: ignore[reportArgumentType]  UserEvent's alias leaves out what its code takes
             if not verdict.passed:
                 raise GateFailedError(*verdict.problems)
-        return work
+            by_hand = not gristmill.job(graph.job_file).job_file.publish.auto
+        return {**work, "publish": work["publish"] and not by_hand, "by_hand": by_hand}
 
     return judge
 
@@ -121,7 +122,8 @@ def _publish_op(graph: JobGraph) -> dg.OpDefinition:
     @dg.op(name=f"{graph.name}__move_alias", out=dg.Out(dg.Nothing))
     def publish(context: dg.OpExecutionContext, gristmill: GristmillResource, work: Work) -> None:
         if not work["publish"]:
-            context.log.info("%s is not published, as asked", work["version"])
+            by_hand = f"publish.auto is false: `gristmill publish {graph.name} {work['version']}` points readers to it"
+            context.log.info("%s is not published; %s", work["version"], by_hand if work["by_hand"] else "as asked")
             return
         report = steps.publish_version(context, gristmill, graph, versions=[work["version"]], config=PublishConfig(by=work["by"]))
         event = metadata.materialization(

@@ -15,7 +15,7 @@ from batch_assets.core.errors import GristmillError, Problem, UnfitEnvironmentEr
 from batch_assets.definitions import build_job_definitions
 from batch_assets.settings import Settings
 from batch_assets.steps import TERMINAL_TAG, JobGraph, PublishConfig
-from batch_assets.stores.job_folders import load_job
+from batch_assets.stores.job_folders import job_path, load_job
 
 TEMPLATE = Path(__file__).parent / "templates" / "dagster.yaml"
 WORKSPACE = "workspace.yaml"
@@ -58,7 +58,7 @@ def open_instance(settings: Settings) -> dg.DagsterInstance:
 def execute(settings: Settings, job_file: Path, request: RunRequest) -> RunEnd:
     """Run the main job of a job folder to its end. Ctrl-C drains, holds, raises KeyboardInterrupt; foreign errors are raised."""
     definitions = build_job_definitions(job_file, settings)
-    name = job_file.resolve().parent.name
+    name = job_path(job_file).parent.name
     config = {"ops": {f"{name}__plan_version": {"config": asdict(request)}}, **QUIET}
     with open_instance(settings) as instance:
         run_id, error = _run(definitions.resolve_job_def(name), run_config=config, instance=instance, tags={TERMINAL_TAG: "yes"})

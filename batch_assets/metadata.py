@@ -30,7 +30,17 @@ from batch_assets.stores.snapshots import source_columns
 
 Metadata = dict[str, Any]
 READ_LINES = 'read_alias("{alias}")  # polars\ngristmill query "select * from {alias} limit 5"  # DuckDB'
-COUNTS_AS_NUMBERS = ("results", "dead_letters", "retried", "tokens_prompt", "tokens_output", "tokens_thrown_away", "attempts_max", "leases")
+COUNTS_AS_NUMBERS = (
+    "results",
+    "dead_letters",
+    "retried",
+    "reopened",
+    "tokens_prompt",
+    "tokens_output",
+    "tokens_thrown_away",
+    "attempts_max",
+    "leases",
+)
 
 
 def of_model(manifest: ModelManifest) -> Metadata:
@@ -125,6 +135,7 @@ def of_dead_letters(report: ReleaseReport) -> Metadata:
 def of_release(report: ReleaseReport, verdict: Verdict) -> Metadata:
     """Metadata of a `release` partition: the verdict stands here because a failed check leaves the partition green."""
     rows = report.results + report.dead_letters
+    counted = report.statistics
     return {
         "verdict": verdict.summary,
         "release_id": report.release_id,
@@ -134,6 +145,13 @@ def of_release(report: ReleaseReport, verdict: Verdict) -> Metadata:
         "dead_letters": report.dead_letters,
         "dead_letters_percent": round(100 * report.dead_letters / rows, 3) if rows else 0.0,
         "surplus_copies": report.surplus,
+        "processed": counted.processed,
+        "failed": counted.failed,
+        "retried": counted.retried,
+        "quarantined": counted.quarantined,
+        "reopened": counted.reopened,
+        "recovered": counted.recovered,
+        "tokens_thrown_away": counted.tokens_thrown_away,
         "findings": _table([_finding(result) for result in verdict.findings]),
     }
 

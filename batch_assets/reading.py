@@ -9,18 +9,24 @@ returned stays on that release, whatever is published meanwhile.
 """
 
 import os
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import duckdb
 import polars as pl
 
-from batch_assets.core.errors import Problem, RefusedError, UnfitEnvironmentError
+from batch_assets.core.errors import Problem, ProblemError, RefusedError
 from batch_assets.core.records import key_hash
 from batch_assets.settings import Settings
 from batch_assets.stores.aliases import Aliases, AliasRow
 from batch_assets.stores.releases import file_locations, release_files
 
-READING = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
+# Not EXPLAIN: what it explains is not told, and EXPLAIN ANALYZE of a COPY or a CREATE TABLE does it.
+READING = (duckdb.StatementType.SELECT,)
+GLOB_CHARACTERS = re.compile(r"[*?\[]")
+NO_GUESSES = "hive_partitioning = false"  # parts of a path such as acl=public are no columns
 
 
 def read_alias(name: str, *, root: str | None = None) -> pl.LazyFrame:
@@ -29,7 +35,7 @@ def read_alias(name: str, *, root: str | None = None) -> pl.LazyFrame:
     `root` defaults to GRISTMILL_ROOT. Raises RefusedError for an unknown alias.
     """
     row = resolve_alias(name, root=root)
-    return pl.scan_parquet(file_locations(row.uri, release_files(row.uri)))
+    return _scan(file_locations(row.uri, release_files(row.uri)))
 
 
 def read_record(alias: str, ids: Collection[str], *, root: str | None = None) -> pl.DataFrame:
@@ -38,12 +44,21 @@ def read_record(alias: str, ids: Collection[str], *, root: str | None = None) ->
     hashes = {key_hash(record_id) for record_id in ids}
     files = release_files(row.uri)
     wanted = [file for file in files if any(file.hash_low <= value <= file.hash_high for value in hashes)] or files[:1]
-    rows = pl.scan_parquet(file_locations(row.uri, wanted))
+    rows = _scan(file_locations(row.uri, wanted))
     return rows.filter(pl.col("key_hash").is_in(sorted(hashes)) & pl.col("record_id").is_in(list(ids))).collect()
 
 
+def _scan(locations: list[str]) -> pl.LazyFrame:
+    """Exactly these files: a root may have any name, also `x[1]` or `acl=public`."""
+    return pl.scan_parquet(locations, glob=False, hive_partitioning=False)
+
+
 def query(sql: str, *, root: str | None = None) -> pl.DataFrame:
-    """The answer to a DuckDB query in which every alias of the root is a view of its name. It reads: no other statement is let through."""
+    """The answer to a DuckDB query in which every alias of the root is a view of its name. It reads these views and nothing else.
+
+    Only SELECT is let through, and the connection can neither open another file nor be told to. An alias whose release is damaged has no
+    view; the others have theirs.
+    """
     location = _root(root)
     if "://" in location:
         raise RefusedError(
@@ -54,7 +69,7 @@ def query(sql: str, *, root: str | None = None) -> pl.DataFrame:
             )
         )
     with duckdb.connect() as connection:
-        views = [row.alias for row in _aliases(location).all() if _create_view(connection, row)]
+        views = _Views.made(connection, _aliases(location).all())
         try:
             return _answer(connection, sql)
         except duckdb.Error as error:
@@ -88,21 +103,50 @@ def _aliases(root: str) -> Aliases:
     return Aliases(f"{root}/aliases")
 
 
-def _create_view(connection: duckdb.DuckDBPyConnection, row: AliasRow) -> bool:
-    """False when the release cannot be read: an alias that nobody asks for must not stop the queries of the others."""
-    try:
-        files = ", ".join(_quoted(each) for each in file_locations(row.uri, release_files(row.uri)))
-    except (RefusedError, UnfitEnvironmentError):
-        return False
-    connection.execute(f'CREATE VIEW "{row.alias}" AS SELECT * FROM read_parquet([{files}])')  # noqa: S608  alias names match [a-z0-9_]+
-    return True
+@dataclass(frozen=True, slots=True)
+class _Views:
+    """The aliases that can be asked, and why the others cannot."""
+
+    names: tuple[str, ...]
+    unreadable: Mapping[str, str]
+
+    @classmethod
+    def made(cls, connection: duckdb.DuckDBPyConnection, rows: Sequence[AliasRow]) -> Self:
+        """One view an alias; afterwards the connection reads their files only. One damaged release does not stop the others."""
+        files: list[str] = []
+        unreadable: dict[str, str] = {}
+        for row in rows:
+            try:
+                files += _create_view(connection, row)
+            except ProblemError as error:
+                unreadable[row.alias] = f"{error.problems[0].what}: found {error.problems[0].found}"
+            except duckdb.Error as error:
+                unreadable[row.alias] = str(error).partition("\n")[0]
+        _lock(connection, files)
+        return cls(tuple(row.alias for row in rows if row.alias not in unreadable), unreadable)
+
+
+def _create_view(connection: duckdb.DuckDBPyConnection, row: AliasRow) -> list[str]:
+    """The files that the view reads."""
+    files = file_locations(row.uri, release_files(row.uri))
+    patterns = [GLOB_CHARACTERS.sub(r"[\g<0>]", each) for each in files]  # DuckDB takes each for a pattern: this one means itself
+    listed = ", ".join(_quoted(each) for each in patterns)
+    connection.execute(f'CREATE VIEW "{row.alias}" AS SELECT * FROM read_parquet([{listed}], {NO_GUESSES})')  # noqa: S608  alias names match [a-z0-9_]+
+    return [*files, *patterns]
+
+
+def _lock(connection: duckdb.DuckDBPyConnection, files: Sequence[str]) -> None:
+    """No other file, no extension, no other setting, until the connection is closed."""
+    connection.execute(f"SET allowed_paths = [{', '.join(_quoted(each) for each in sorted(set(files)))}]")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
 
 
 def _answer(connection: duckdb.DuckDBPyConnection, sql: str) -> pl.DataFrame:
     others = [statement.type.name for statement in connection.extract_statements(sql) if statement.type not in READING]
     if others:
         # MULTI is a PIVOT that has to look for its columns first; what it is part of, a COPY for example, DuckDB does not say.
-        raise duckdb.InvalidInputException(f"a query only reads, this is {', '.join(others)} (a PIVOT needs its values: IN (…))")
+        raise duckdb.InvalidInputException(f"a query only reads (SELECT), this is {', '.join(others)} (a PIVOT needs its values: IN (…))")
     relation = connection.sql(sql)
     if relation is None:  # no statement at all
         return pl.DataFrame()
@@ -124,11 +168,12 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _refused_query(message: str, *, views: list[str]) -> RefusedError:
+def _refused_query(message: str, *, views: _Views) -> RefusedError:
+    asked = [f"{alias} cannot be read: {reason}" for alias, reason in views.unreadable.items() if re.search(rf"\b{alias}\b", message)]
     return RefusedError(
         Problem(
             code="query.refused",
-            what=message.partition("\n")[0],
-            fix=f"correct the SQL; the views are: {', '.join(sorted(views)) or 'none yet'}",
+            what="; ".join(asked) or message.partition("\n")[0],
+            fix=f"correct the SQL; the views are: {', '.join(sorted(views.names)) or 'none yet'}",
         )
     )

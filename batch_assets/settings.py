@@ -1,5 +1,6 @@
 """Settings of an installation, read once from the environment by whoever composes (cli, definitions, worker `__main__`)."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ LEASE_S = 90.0  # three missed renewals; shorter and a slow object store looks l
 RENEW_S = 30.0
 FLUSH_S = 2.0
 LEASE_MIN_S = 2.0
+SECONDS_MAX = 7 * 24 * 3600.0  # whoever waits a week for a dead worker has mistyped; far below what timers of the system bear
 ENGINES = ("vllm", "scripted")  # the default first; the other is for tests and bookkeeping benchmarks
 
 
@@ -128,14 +130,14 @@ def _seconds(environment: Mapping[str, str], name: str, default: float) -> float
     try:
         value = float(text)
     except ValueError:
-        value = -1.0
-    if value <= 0:
+        value = math.nan
+    if not 0 < value <= SECONDS_MAX:
         raise RefusedError(
             Problem(
                 code="settings.seconds",
                 key=name,
                 what="not a number of seconds",
-                expected="a number above 0",
+                expected=f"a number above 0, at most {SECONDS_MAX:.0f} (a week)",
                 found=text,
                 fix=f"export {name}={default:g}",
             )

@@ -19,6 +19,7 @@ from batch_assets.core.errors import GristmillError, NotFinishedError, Problem, 
 from batch_assets.core.identity import digest_of, shard_key, split_shard_key
 from batch_assets.core.leasing import HoldReason
 from batch_assets.core.prompting import PromptRenderer
+from batch_assets.core.statistics import Statistics
 from batch_assets.core.validation import CheckSettings
 from batch_assets.core.verdict import Verdict
 from batch_assets.engines.tokenizers import tokenizer_for
@@ -27,7 +28,7 @@ from batch_assets.fleet.supervisor import SupervisionReport, supervise
 from batch_assets.flows.judge import judge
 from batch_assets.flows.planner import PlanReport, plan
 from batch_assets.flows.publish import PublishReport, publish, rollback
-from batch_assets.flows.release import ReleaseReport, build_release
+from batch_assets.flows.release import ReleaseReport, build_release, is_of_last_round
 from batch_assets.stores.installation import Installation
 from batch_assets.stores.job_folders import Job
 from batch_assets.stores.models import verify_model
@@ -46,6 +47,7 @@ class PublishConfig(dg.Config):
     """What the dialog of `published` asks."""
 
     rollback: bool = False
+    previous: bool = False  # with `rollback`: only if this version is what stood there before the live one
     reason: str = ""
     override: str = ""
     by: str = ""
@@ -212,13 +214,28 @@ def ends_with_plan(context: Context, gristmill: GristmillResource, graph: JobGra
 
 def answer_shards(context: Context, gristmill: GristmillResource, graph: JobGraph, *, shard_keys: Collection[str]) -> None:
     """Supervise (or follow) until these shards are committed; each turns green as it is. Any scattered set, any number of versions."""
-    numbers_by_version: dict[str, list[int]] = defaultdict(list)
-    for key in shard_keys:
-        version, number = split_shard_key(key)
-        numbers_by_version[version].append(number)
     with opened(gristmill) as installation:
+        numbers_by_version: dict[str, list[int]] = defaultdict(list)
+        for key in shard_keys:
+            version, number = _split(key)
+            numbers_by_version[version].append(number)
         for version, numbers in sorted(numbers_by_version.items()):
             answer_version(context, installation, gristmill.job(graph.job_file), graph, version=version, numbers=numbers)
+
+
+def _split(key: str) -> tuple[str, int]:
+    try:
+        return split_shard_key(key)
+    except ValueError as error:
+        raise RefusedError(
+            Problem(
+                code="shard.no_key",
+                what="this partition is no shard: somebody has added a key that planning did not make",
+                expected="for example v0007-3fa9c1-00042",
+                found=repr(key),
+                fix="choose partitions that planning has made, and delete this one in the UI",
+            )
+        ) from error
 
 
 def answer_version(
@@ -244,6 +261,8 @@ def answer_version(
             progress=show,
             should_stop=lambda: False,
         )
+    for line in Statistics.of(shard.stats for shard in installation.register.shards(graph.name, row.name)).lines(row.name):
+        context.log.info(line)
     if report.pending or report.blocked or report.held:
         raise NotFinishedError(_left(graph.name, row.name, report))
     return report
@@ -273,10 +292,11 @@ def _announce(context: Context, graph: JobGraph, recipe_digest: str, shards: Seq
 
 
 def _left(job: str, version: str, report: SupervisionReport) -> Problem:
+    held = f"{report.held} ({report.held_note})" if report.held_note else report.held or "no"
     return Problem(
         code="run.not_finished",
         file=version,
-        what=f"{len(report.pending)} shards not started or not done, {len(report.blocked)} need a person, held: {report.held or 'no'}",
+        what=f"{len(report.pending)} shards not started or not done, {len(report.blocked)} need a person, held: {held}",
         expected="every wanted shard committed",
         found=", ".join(shard_key(version, number) for number in sorted(report.blocked)[:10]) or f"{len(report.pending)} pending",
         fix=f"gristmill status {job}; then `gristmill resume {job}` and `gristmill run {job} --version {version}`",
@@ -312,7 +332,15 @@ def publish_version(
         alias = alias_of(graph.alias, _known(context, installation, graph, version))
         by = config.by or "unverified"
         if config.rollback:
-            report = rollback(installation, job=graph.name, alias=alias, version=version, reason=config.reason, by=by)
+            report = rollback(
+                installation,
+                job=graph.name,
+                alias=alias,
+                version=version,
+                previous=config.previous,
+                reason=config.reason,
+                by=by,
+            )
         else:
             report = publish(
                 installation,
@@ -335,8 +363,11 @@ def alias_of(alias: str, row: VersionRow) -> str:
 
 
 def _is_live(installation: Installation, graph: JobGraph, version: str) -> bool:
+    """Readers get this version, and what they get is all there is of it: no redrive is open or waits to be released."""
     live = installation.aliases().read(alias_of(graph.alias, installation.register.version(graph.name, version)))
-    return live is not None and live.job == graph.name and live.version == version
+    if live is None or live.job != graph.name or live.version != version:
+        return False
+    return is_of_last_round(installation, installation.register.get_release(live.release_id))
 
 
 def _waits_for_approval(job: str, report: PlanReport) -> Problem:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks [throughput|bookkeeping|memory|planner|release|all] [--quick]`: measure, write results/, say what is met."""
+"""`python -m benchmarks [throughput|bookkeeping|memory|register|planner|release|all] [--quick]`: measure, write, say what is met."""
 
 import signal
 import sys
@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks import bookkeeping, by_part, memory, throughput
+from benchmarks import bookkeeping, by_part, memory, register, throughput
 from benchmarks.results import FOLDER, QUICK_FOLDER, Met, Report
 from benchmarks.table import write_table
 
@@ -23,6 +23,7 @@ class Which(StrEnum):
     THROUGHPUT = "throughput"
     BOOKKEEPING = "bookkeeping"
     MEMORY = "memory"
+    REGISTER = "register"
     PLANNER = "planner"
     RELEASE = "release"
     ALL = "all"
@@ -50,6 +51,7 @@ def main(
             _throughput_sizes(quick=quick, pairs=pairs, models=models, engine_core=engine_core), quick=quick, keep=keep
         ),
         Which.BOOKKEEPING: lambda: bookkeeping.run(_bookkeeping_sizes(quick=quick, repeats=repeats), quick=quick, keep=keep),
+        Which.REGISTER: lambda: register.run(register.Sizes.quick() if quick else register.Sizes(), quick=quick, keep=keep),
         Which.PLANNER: lambda: by_part.run_planner(quick=quick),
         Which.RELEASE: lambda: by_part.run_release(quick=quick),
         Which.MEMORY: lambda: memory.run(memory.Sizes.quick() if quick else memory.Sizes(), quick=quick, keep=keep),

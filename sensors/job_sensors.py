@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import dagster as dg
 
 from batch_assets.core.leasing import ShardState, VersionState
+from batch_assets.flows.release import is_of_last_round
 from batch_assets.steps import JobGraph
 from batch_assets.stores.installation import Installation
 from batch_assets.stores.register import VersionRow
@@ -114,18 +115,18 @@ def _all_committed(graph: JobGraph) -> dg.SensorDefinition:
         name=f"{graph.name}__all_committed",
         job_name=graph.name,
         minimum_interval_seconds=TICK_S,
-        description="Builds, judges and publishes a version whose shards are all committed, once.",
+        description="Builds, judges and publishes a version whose shards are all committed: once, and once more after a redrive.",
     )
     def all_committed(gristmill: GristmillResource) -> dg.SensorResult:
         installation = gristmill.open()
         try:
             if installation.register.job_hold(graph.name) is not None:
                 return dg.SensorResult(skip_reason=f"{graph.name} is on hold; `gristmill resume {graph.name}` lifts it")
-            judged = {row.version for row in installation.register.releases(graph.name)}
+            judged = {row.version for row in installation.register.releases(graph.name) if is_of_last_round(installation, row)}
             return dg.SensorResult(
                 run_requests=[
                     dg.RunRequest(
-                        run_key=f"{version.name}:release",
+                        run_key=f"{version.name}:release:{installation.register.rounds(graph.name, version.name)}",
                         run_config={"ops": {f"{graph.name}__plan_version": {"config": {"version": version.name}}}},
                         tags={"gristmill/version": version.name},
                     )

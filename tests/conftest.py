@@ -6,11 +6,14 @@ that skips what it cannot run stays green while it proves less and less.
 
 import os
 import re
-from collections.abc import Generator
+import signal
+from collections.abc import Generator, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
+
+from tests.support import postgres
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
@@ -22,6 +25,9 @@ os.environ |= {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
 }
+# A shell starts what it puts in the background with SIGINT ignored, and children inherit that: a test's Ctrl-C would reach nobody.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def skip_is_failure() -> bool:
@@ -96,3 +102,10 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no shared data at {folder}; set GRISTMILL_SHARED")
     return folder
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[postgres.Server]:
+    """One private cluster for the whole session, started by the first test that asks for it."""
+    with postgres.running() as server:
+        yield server

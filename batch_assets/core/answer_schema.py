@@ -22,6 +22,7 @@ PROPERTIES_MAX = 200
 CHARACTERS_MAX = 1_000_000  # beyond any model's output: such a bound is none
 PROPERTY_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 FILE = "answer.schema.json"
+INTERNAL_PREFIX = "__"  # delta-rs adds __delta_rs_target and others to the rows of a MERGE
 ONE_TYPE = "a field has one type, or that type and null: it becomes one column"
 
 KEYWORDS_OF_KIND = {
@@ -106,10 +107,11 @@ def _problems_of_root(root: AnswerField, file: str) -> Iterator[Problem]:
         fix = 'write {"type": "object", "additionalProperties": false, "required": […], "properties": {…}}'
         yield _problem(file, "type", "top_level", "an answer is one object", expected="object", found=root.kind, fix=fix)
     for name, _ in root.properties:
-        if name.lower() in RESERVED_COLUMNS or name.lower().startswith(FIELD_PREFIX):
-            expected = f"none of {', '.join(RESERVED_COLUMNS)}, no name that starts with {FIELD_PREFIX}"
-            what = "the name of this answer field is one of our own columns"
-            yield _problem(file, f"properties.{name}", "reserved_name", what, expected=expected, found=name, fix=f"call it answer_{name}")
+        if name.lower() in RESERVED_COLUMNS or name.lower().startswith((FIELD_PREFIX, INTERNAL_PREFIX)):
+            expected = f"none of {', '.join(RESERVED_COLUMNS)}, no name that starts with {FIELD_PREFIX} or {INTERNAL_PREFIX}"
+            what = "the name of this answer field is one of our own columns, or of those that Delta writers make for themselves"
+            fix = f"call it answer_{name.lstrip('_')}"
+            yield _problem(file, f"properties.{name}", "reserved_name", what, expected=expected, found=name, fix=fix)
 
 
 def _problems_of_compiling(schema: JsonSchema, file: str) -> list[Problem]:

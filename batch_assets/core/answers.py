@@ -6,7 +6,7 @@ Error texts name a class, a place and an offset; they never repeat the answer.
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
@@ -14,10 +14,18 @@ from batch_assets.core.answer_schema import AnswerField, read_schema, validator_
 from batch_assets.core.records import DeadClass
 from batch_assets.core.strict_json import INT64_MAX, INT64_MIN, StrictJsonError, as_list, as_mapping, decode_strict
 
+# A degenerate answer: a string that ran into its maxLength, this long or longer, whose second half is one piece repeated so often. A model
+# that is caught in a loop is stopped by the schema's bound alone, and what it wrote is valid. Shorter bounds stop too little to tell.
+DEGENERATE_CHARACTERS_MIN: Final = 128
+DEGENERATE_REPEATS_MIN: Final = 4
+QUOTES: Final = 2
+
 
 @dataclass(frozen=True, slots=True)
 class CheckedAnswer:
-    """A valid answer: JSON without white space, keys as the model wrote them, integers written as integers."""
+    """A valid answer: JSON without white space, keys as the model wrote them, integers written as integers, and no number that a
+    table's 64-bit float would change.
+    """
 
     json_text: str
 
@@ -33,7 +41,7 @@ class InvalidAnswer:
 class AnswerChecker:
     """Checks answers against one schema. On the hot path of worker and committer: about 6 us for an answer that is already compact."""
 
-    __slots__ = ("_is_valid", "_names", "_normalise", "_validator")
+    __slots__ = ("_is_degenerate", "_is_valid", "_names", "_normalise", "_validator")
 
     def __init__(self, schema_text: str) -> None:
         schema = json.loads(schema_text)
@@ -41,6 +49,7 @@ class AnswerChecker:
         self._is_valid = self._validator.is_valid
         root = read_schema(schema)
         self._normalise = None if root is None else _normaliser(root)
+        self._is_degenerate = None if root is None else _degenerate_test(root)
         self._names = frozenset(_property_names(schema))
 
     def check(self, text: str, finish_reason: str) -> CheckedAnswer | InvalidAnswer:
@@ -56,11 +65,19 @@ class AnswerChecker:
                 return InvalidAnswer(dead_class=DeadClass.NOT_JSON, error=str(error))
             except (ValueError, PydanticSerializationError):
                 return InvalidAnswer(dead_class=DeadClass.NOT_JSON, error="not valid Unicode")
-        if not self._is_valid(value):
-            return InvalidAnswer(dead_class=DeadClass.SCHEMA, error=self._schema_error(value))
+        refused = self._refused(value)
+        if refused is not None:
+            return refused
         if self._normalise is not None:
             return _with_integers(self._normalise, value)
         return CheckedAnswer(text)
+
+    def _refused(self, value: Any) -> InvalidAnswer | None:
+        if not self._is_valid(value):
+            return InvalidAnswer(dead_class=DeadClass.SCHEMA, error=self._schema_error(value))
+        if self._is_degenerate is not None and self._is_degenerate(value):
+            return InvalidAnswer(dead_class=DeadClass.DEGENERATE, error="a string repeats itself until its maxLength")
+        return None
 
     def _schema_error(self, value: Any) -> str:
         error = next(iter(self._validator.iter_errors(value)))
@@ -84,8 +101,8 @@ def _parsed_compact(text: str) -> tuple[Any, bool]:
 def _with_integers(normalise: Callable[[Any], Any], value: Any) -> CheckedAnswer | InvalidAnswer:
     try:
         return CheckedAnswer(to_json(normalise(value)).decode())
-    except OverflowError:
-        return InvalidAnswer(dead_class=DeadClass.SCHEMA, error="an integer does not fit 64 bits")
+    except OverflowError as error:
+        return InvalidAnswer(dead_class=DeadClass.SCHEMA, error=str(error))
 
 
 def _not_stopped(finish_reason: str) -> InvalidAnswer:
@@ -97,10 +114,12 @@ def _not_stopped(finish_reason: str) -> InvalidAnswer:
 def _normaliser(field: AnswerField) -> Callable[[Any], Any] | None:
     """Writes integers as int (`3.0` is a valid JSON Schema integer), in place; None when there is nothing to do below `field`.
 
-    The function raises OverflowError beyond 64 bits.
+    The function raises OverflowError, with what is wrong, for an integer that its column cannot hold.
     """
     if field.kind == "integer":
         return _as_int64
+    if field.kind == "number":
+        return _as_float64
     if field.item is not None:
         return _for_items(_normaliser(field.item))
     inner = [(name, normalise) for name, child in field.properties if (normalise := _normaliser(child)) is not None]
@@ -111,8 +130,17 @@ def _as_int64(value: Any) -> Any:
     if value is None:
         return None
     if not INT64_MIN <= value <= INT64_MAX:
-        raise OverflowError
+        msg = "an integer does not fit 64 bits"
+        raise OverflowError(msg)
     return int(value)
+
+
+def _as_float64(value: Any) -> Any:
+    """As it is; a column of `number` holds 64-bit floats, and beyond 2^53 they skip integers."""
+    if isinstance(value, int) and int(float(value)) != value:
+        msg = "an integer under `number` loses digits as a 64-bit float"
+        raise OverflowError(msg)
+    return value
 
 
 def _for_items(normalise: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
@@ -129,6 +157,26 @@ def _for_properties(inner: list[tuple[str, Callable[[Any], Any]]]) -> Callable[[
         return value
 
     return normalise_object
+
+
+def _degenerate_test(field: AnswerField) -> Callable[[Any], bool] | None:
+    """Whether a string at or below `field` is degenerate; None when none of them may be long enough."""
+    if field.kind == "string":
+        length = field.characters_max - QUOTES
+        return None if length < DEGENERATE_CHARACTERS_MIN else lambda value: value is not None and len(value) == length and is_loop(value)
+    if field.item is not None:
+        inner = _degenerate_test(field.item)
+        return None if inner is None else lambda value: value is not None and any(map(inner, value))
+    tests = [(name, test) for name, child in field.properties if (test := _degenerate_test(child)) is not None]
+    return (lambda value: value is not None and any(test(value.get(name)) for name, test in tests)) if tests else None
+
+
+def is_loop(text: str) -> bool:
+    """Whether the second half of `text` is one piece repeated DEGENERATE_REPEATS_MIN times or more, the last one perhaps cut."""
+    tail = text[len(text) // 2 :]
+    longest = len(tail) // DEGENERATE_REPEATS_MIN
+    piece = tail.find(tail[:longest], 1)  # where it begins anew: a loop does so after one piece
+    return 0 < piece <= longest and tail[piece:] == tail[:-piece]
 
 
 def _property_names(schema: Any) -> Iterator[str]:

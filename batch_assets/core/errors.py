@@ -151,6 +151,13 @@ class EngineFailedError(GristmillError):
         super().__init__(f"the engine failed: {reason}; this worker leaves and its shards go back", reason=reason)
 
 
+class UnfitWorkerError(GristmillError):
+    """A worker's engine fails whichever record it is asked; reaction: leave, using up no record's attempt."""
+
+    def __init__(self, *, reason: str) -> None:
+        super().__init__(reason, reason=reason)
+
+
 class ObjectExistsError(GristmillError):
     """Create-if-absent met an existing object; reaction: read it and decide."""
 

@@ -73,6 +73,7 @@ class ReleaseFacts:
     surplus: int = 0  # surplus copies of repeated ids
     rows: int = 0  # rows of the release
     results: int = 0
+    dead_by_class: Mapping[str, int] = field(default_factory=dict[str, int])  # of all rows, whatever their segment
     missing: Found = field(default_factory=Found)  # in the frozen input only
     foreign: Found = field(default_factory=Found)  # in the release only
     doubled: Found = field(default_factory=Found)  # more than once in the release
@@ -89,14 +90,6 @@ class ReleaseFacts:
         """Rows that are no result."""
         return self.rows - self.results
 
-    @property
-    def dead_by_class(self) -> Mapping[str, int]:
-        """Dead letters of all segments, most frequent first."""
-        total: Counter[str] = Counter()
-        for segment in self.segments.values():
-            total.update(segment.dead_by_class)
-        return dict(total.most_common())
-
     def __add__(self, other: "ReleaseFacts") -> "ReleaseFacts":
         segments, dropped = _merged(self.segments, other.segments)
         return ReleaseFacts(
@@ -104,6 +97,7 @@ class ReleaseFacts:
             surplus=self.surplus + other.surplus,
             rows=self.rows + other.rows,
             results=self.results + other.results,
+            dead_by_class=Counter(self.dead_by_class) + Counter(other.dead_by_class),
             missing=self.missing + other.missing,
             foreign=self.foreign + other.foreign,
             doubled=self.doubled + other.doubled,

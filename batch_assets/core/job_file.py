@@ -272,6 +272,56 @@ def parse_job_file(content: Mapping[str, Any], *, file: str) -> JobFile:
         raise RefusedError(*(_problem(details, file) for details in error.errors(include_url=False))) from error
 
 
+def problems_of_unmade_checks(job_file: JobFile, *, file: str) -> list[Problem]:
+    """Checks that would have to stop a release and that this version cannot make: accepted in silence, they would be believed in."""
+    checks = job_file.checks
+    unmade = {
+        "checks.drift": checks.drift is not None and checks.drift.severity == "block",
+        "checks.graded": checks.graded is not None and checks.graded.severity == "block",
+        "checks.extra": bool(checks.extra),
+    }
+    problems = [
+        Problem(
+            code="job_file.check_not_made",
+            file=file,
+            key=key,
+            what="this version cannot make this check, so it would never stop a release",
+            expected="coverage, one recipe, schema, acl (always made) and checks.dead_letters",
+            found=key,
+            fix=f"take `{key}` out until it is supported; `publish: {{auto: false}}` lets a person look before readers do",
+        )
+        for key, asked in unmade.items()
+        if asked
+    ]
+    if checks.dead_letters.per_segment_max is not None and job_file.input.segment in (None, NONE):
+        problems.append(
+            Problem(
+                code="job_file.segment_missing",
+                file=file,
+                key="checks.dead_letters.per_segment_max",
+                what="a limit within each segment, and the job has no segments: it would never stop a release",
+                expected="input.segment",
+                found="no segment",
+                fix="name a column, `segment: market` under `input:`, or take `per_segment_max` out",
+            )
+        )
+    return problems
+
+
+def keys_not_acted_on(job_file: JobFile) -> tuple[str, ...]:
+    """Keys that are read and do nothing yet; none of them decides what readers get."""
+    checks = job_file.checks
+    idle = {
+        "run.deadline": job_file.run.deadline_s is not None,
+        "run.budget": job_file.run.budget_usd is not None,
+        "nightly": job_file.nightly is not None,
+        "checks.drift": checks.drift is not None and checks.drift.severity == "warn",
+        "checks.graded": checks.graded is not None and checks.graded.severity == "warn",
+        "publish.keep": "keep" in job_file.publish.model_fields_set,
+    }
+    return tuple(key for key, said in idle.items() if said)
+
+
 def job_file_schema() -> dict[str, Any]:
     """JSON Schema of job.yaml, for editors."""
     generated: dict[str, Any] = _without_noise(JobFile.model_json_schema(by_alias=True))

@@ -71,7 +71,7 @@ class WorkerState(StrEnum):
 
 
 ALIVE_STATES = frozenset({WorkerState.STARTING, WorkerState.RUNNING, WorkerState.LEAVING})
-CLAIMING_STATES = frozenset({WorkerState.STARTING, WorkerState.RUNNING})  # who could take a shard that another avoids
+CLAIMING_STATES = frozenset({WorkerState.STARTING, WorkerState.RUNNING})  # who could take a shard that avoids another
 
 
 class ReleaseState(StrEnum):
@@ -104,6 +104,7 @@ class ShardMove(StrEnum):
     SEND_BACK = "send_back"
     BLOCK = "block"
     UNBLOCK = "unblock"
+    REDRIVE = "redrive"
 
 
 class VersionMove(StrEnum):
@@ -114,6 +115,7 @@ class VersionMove(StrEnum):
     HOLD = "hold"
     LIFT = "lift"
     FINISH = "finish"
+    REOPEN = "reopen"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +153,7 @@ SHARD_TRANSITIONS: Mapping[ShardMove, ShardTransition] = {
         sources=frozenset({ShardState.PENDING, ShardState.LEASED, ShardState.STAGED}), target=ShardState.BLOCKED, actor=Actor.LEADER
     ),
     ShardMove.UNBLOCK: ShardTransition(sources=frozenset({ShardState.BLOCKED}), target=ShardState.PENDING, actor=Actor.PERSON),
+    ShardMove.REDRIVE: ShardTransition(sources=frozenset({ShardState.COMMITTED}), target=ShardState.PENDING, actor=Actor.LEADER),
 }
 
 VERSION_TRANSITIONS: Mapping[VersionMove, VersionTransition] = {
@@ -159,6 +162,8 @@ VERSION_TRANSITIONS: Mapping[VersionMove, VersionTransition] = {
     VersionMove.HOLD: VersionTransition(sources=frozenset({VersionState.ACTIVE}), target=VersionState.HELD, actor=Actor.LEADER),
     VersionMove.LIFT: VersionTransition(sources=frozenset({VersionState.HELD}), target=VersionState.ACTIVE, actor=Actor.PERSON),
     VersionMove.FINISH: VersionTransition(sources=frozenset({VersionState.ACTIVE}), target=VersionState.FINISHED, actor=Actor.LEADER),
+    # From `finished` only: so every shard is committed, and no second round is opened while one is open.
+    VersionMove.REOPEN: VersionTransition(sources=frozenset({VersionState.FINISHED}), target=VersionState.ACTIVE, actor=Actor.LEADER),
 }
 
 

@@ -1,7 +1,8 @@
 """Names of requests to an engine: which attempt at which record this is, for scripts and journals; an engine needs them unique only."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+CONTROL_ATTEMPT: Final = 0  # a record that has an answer, asked again to see whether the engine can answer; counts for nobody
 WARM_UP = "warm-up"  # the one request that fills the prefix cache; its answer counts for nobody
 
 

@@ -86,11 +86,16 @@ class InputRules:
         return digest_of(asdict(self))
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """Source columns that are read, each once, sorted."""
-        names = {self.key, *(column for _, column in self.fields), *(column for _, column in self.labels)}
+    def text_columns(self) -> tuple[str, ...]:
+        """Source columns whose text is used as it is, each once, sorted; a label may stand in one of them too."""
+        names = {self.key, *(column for _, column in self.fields)}
         names |= {name for name in (self.acl, self.record_class, self.segment) if name is not None}
         return tuple(sorted(names))
+
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """Source columns of labels, each once, sorted; read as JSON, so that a number stays one."""
+        return tuple(sorted({column for _, column in self.labels}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,15 +115,17 @@ class Snapshot:
     uri: str  # location; not part of the digest
     table_id: str | None = None
     table_version: int | None = None
+    table_content: str | None = None  # `sha256:…` over the data files of that version; None in specs written before it was recorded
     files: tuple[PinnedFile, ...] = ()
 
     @property
     def digest(self) -> str:
-        """Content only: (table id, version) for Delta; the sorted file hashes otherwise. A renamed file is the same input,
-        except that keys of rows without an id name their file.
+        """Content only: table id, version and the data files of that version for Delta; the sorted file hashes otherwise. A renamed
+        file is the same input, except that keys of rows without an id name their file.
         """
         if self.kind is SourceKind.DELTA:
-            return digest_of({"kind": self.kind, "table_id": self.table_id, "version": self.table_version})
+            table = {"kind": self.kind, "table_id": self.table_id, "version": self.table_version}
+            return digest_of(table if self.table_content is None else {**table, "content": self.table_content})
         return digest_of({"kind": self.kind, "files": [[pinned.name, pinned.sha256] for pinned in self.files]})
 
     @property

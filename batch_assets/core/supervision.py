@@ -21,6 +21,7 @@ START_WINDOW_S = 60.0
 FRUITLESS_EXITS_MAX = 3
 FRUITLESS_FORGET_S = 600.0  # while others work: a passing lack of memory must not keep the fleet small for the rest of a night
 HUNG_LEASES = 3.0  # a worker that has not been heard from for so many leases lost its shards long ago; its process only takes up the place
+EXIT_UNFIT = 72  # a worker whose engine gives no valid answer to anything
 OPEN_STATES = (ShardState.PENDING, ShardState.LEASED)
 CLASS_OF_LAST_LINE = re.compile(r"^\s*([A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Killed|refused))\b")
 
@@ -34,7 +35,7 @@ class WorkerExit:
     was_fruitful: bool  # held a shard or sent a prompt to its engine
     last_line_class: str | None
     log_path: str
-    own_words: str = ""  # a refusal's text, only for exit codes that our own refusals end with
+    own_words: str = ""  # what it said when it refused, or found itself unfit
 
     @property
     def is_clean(self) -> bool:
@@ -45,6 +46,11 @@ class WorkerExit:
     def is_refusal(self) -> bool:
         """It refused to start (digest, engine build, settings): the next one would refuse too."""
         return self.exit_code in (ExitCode.ENVIRONMENT, ExitCode.REFUSED)
+
+    @property
+    def is_unfit(self) -> bool:
+        """It left because its engine answers nothing, whichever record it is asked."""
+        return self.exit_code == EXIT_UNFIT
 
 
 @dataclass(slots=True)
@@ -68,7 +74,7 @@ class StartBudget:
     def exited(self, exits: Iterable[WorkerExit], *, now_s: float) -> None:
         """A worker that got somewhere, or left in peace, ends the row of fruitless ones."""
         for each in exits:
-            if each.is_clean or each.was_fruitful:
+            if each.is_clean or (each.was_fruitful and not each.is_unfit):
                 self._fruitless.clear()
             else:
                 self._fruitless.append((now_s, each))
@@ -103,9 +109,9 @@ def last_line_class(log_tail: str) -> str | None:
 
 
 def refusal_text(log_tail: str) -> str:
-    """What a worker said when it refused to start, in our own words; empty when its log has no refusal."""
+    """What a worker said when it refused to start or to go on, in our own words; empty when its log has no refusal."""
     noted = [_noted(line) for line in log_tail.splitlines()]
-    return "\n".join(str(line.get("text", "")).strip() for line in noted if line.get("event") == "refused")
+    return "\n".join(str(line.get("text", "")).strip() for line in noted if line.get("event") in ("refused", "unfit"))
 
 
 def _noted(line: str) -> Mapping[str, Any]:
@@ -126,11 +132,12 @@ class Done:
     set_aside: int = 0
     retried: int = 0
     redone: int = 0
+    reopened: int = 0  # dead letters that redrives opened again: each has one more entry
 
     @property
     def logged(self) -> int:
         """Terminal entries that workers wrote for these records, repeated ones included: what their counters have counted."""
-        return self.rows - self.set_aside + self.redone
+        return self.rows - self.set_aside + self.redone + self.reopened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +166,7 @@ def rows_done(*, total: int, committed: Done, underway: Underway, all_committed:
 
 def dead_done(*, rows: int, committed: Done, underway: Underway) -> int:
     """Dead letters among the `rows` that are done; never more than those."""
-    by_workers = committed.dead - committed.set_aside
+    by_workers = committed.dead - committed.set_aside + committed.reopened
     return min(committed.dead + max(0, underway.dead - by_workers), rows)
 
 

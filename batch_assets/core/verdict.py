@@ -7,7 +7,7 @@ from typing import Any, Self
 from batch_assets.core.errors import Problem
 from batch_assets.core.validation import CheckName, CheckResult, CheckSettings, Severity
 
-VALIDATOR_VERSION = "1"  # raised when a check asks something else: a verdict of another one is judged again before publishing
+VALIDATOR_VERSION = "2"  # raised when a check asks something else: a verdict of another one is judged again before publishing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +34,14 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """True when nothing blocks."""
-        return not any(check.blocks for check in self.checks)
+        """True when every check was made and nothing blocks."""
+        return not self.missing and not any(check.blocks for check in self.checks)
+
+    @property
+    def missing(self) -> tuple[CheckName, ...]:
+        """Checks that were not made: `judge` makes all of them, so this row is not what it recorded."""
+        made = {check.name for check in self.checks}
+        return tuple(name for name in CheckName if name not in made)
 
     @property
     def findings(self) -> tuple[CheckResult, ...]:
@@ -45,7 +51,7 @@ class Verdict:
     @property
     def summary(self) -> str:
         """`passed`, `warned: dead_letters` or `failed: coverage, acl`."""
-        blocking = [check.name for check in self.checks if check.blocks]
+        blocking = [*(check.name for check in self.checks if check.blocks), *self.missing]
         if blocking:
             return f"failed: {', '.join(blocking)}"
         return f"warned: {', '.join(check.name for check in self.findings)}" if self.findings else "passed"
@@ -53,7 +59,7 @@ class Verdict:
     @property
     def problems(self) -> tuple[Problem, ...]:
         """The blocking findings, for an error."""
-        return tuple(_problem(self, check) for check in self.checks if check.blocks)
+        return (*(_problem(self, check) for check in self.checks if check.blocks), *(_not_made(self, name) for name in self.missing))
 
     def as_json(self) -> dict[str, Any]:
         """For `--json`: did it pass, and what was found."""
@@ -102,3 +108,8 @@ def _problem(verdict: Verdict, check: CheckResult) -> Problem:
     if check.name is CheckName.DEAD_LETTERS:
         fix = f"gristmill dead-letters {verdict.job}; then edit checks.dead_letters and judge again, or publish with an override"
     return Problem(code=f"gate.{check.name}", file=verdict.release_id, key=check.name, what=check.message, fix=fix)
+
+
+def _not_made(verdict: Verdict, name: CheckName) -> Problem:
+    fix = f"gristmill judge {verdict.job} {verdict.version}"
+    return Problem(code=f"gate.{name}", file=verdict.release_id, key=name, what=f"the recorded verdict lacks this check: {name}", fix=fix)

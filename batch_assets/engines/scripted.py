@@ -64,6 +64,7 @@ class Script(_Strict):
     load_s: float = 0.0
     answer: dict[str, Any] | None = None  # the same for all; default: small valid answers of the schema
     answers: dict[str, Any] = {}  # by record id
+    texts: dict[str, str] = {}  # by record id, written as they are: need be no JSON
     behaviours: tuple[Behaviour, ...] = ()
 
 
@@ -75,7 +76,7 @@ class ScriptedEngine:
         self._live: dict[str, tuple[Request, Behaviour | None]] = {}
         self._slow: dict[str, int] = {}  # request -> polls left
         self._answers: list[str] = []
-        self._by_record = {record_id: canonical_json(answer) for record_id, answer in script.answers.items()}
+        self._by_record = {record_id: canonical_json(answer) for record_id, answer in script.answers.items()} | script.texts
 
     @property
     def build(self) -> EngineBuild:
@@ -153,7 +154,7 @@ class ScriptedEngine:
         # By the record, not by the attempt or the epoch: an answer that is computed again is the same answer.
         record_id = record_of(request.request_id)
         given = self._by_record.get(record_id)
-        return given or self._answers[crc32(record_id.encode("utf-8", "replace")) % len(self._answers)]
+        return given if given is not None else self._answers[crc32(record_id.encode("utf-8", "replace")) % len(self._answers)]
 
 
 def read_script(path: Path | None) -> Script:

@@ -15,7 +15,7 @@ import polars as pl
 from batch_assets.core.answers import AnswerChecker
 from batch_assets.core.errors import Problem, UnfitEnvironmentError
 from batch_assets.core.identity import shard_key
-from batch_assets.core.shard_log import fold
+from batch_assets.core.shard_log import ROUND_FIRST, fold
 from batch_assets.fleet.shard_check import CheckedShard, ShardFacts, WantingShard, check_shard
 from batch_assets.stores.installation import Installation
 from batch_assets.stores.outcomes import Outcomes
@@ -76,10 +76,19 @@ class Committer:
         if not checked:
             return []
         self._failpoint("before_merge")
-        rows = pl.concat([shard.rows for shard in checked])
-        opened.outcomes.merge(rows, [shard.shard for shard in checked], still_mine=self._still_mine)
+        self._write(opened.outcomes, checked)
         self._failpoint("before_commit")
         return self._mark(staged, checked)
+
+    def _write(self, outcomes: Outcomes, checked: Sequence[CheckedShard]) -> None:
+        """First rounds are inserted, redrives update what they reopened."""
+        for write, shards in (
+            (outcomes.merge, [shard for shard in checked if shard.round == ROUND_FIRST]),
+            (outcomes.merge_redrive, [shard for shard in checked if shard.round > ROUND_FIRST]),
+        ):
+            if shards:
+                rows = pl.concat([shard.rows for shard in shards])
+                write(rows, [shard.shard for shard in shards], still_mine=self._still_mine)
 
     def _still_mine(self) -> None:
         self._register.check_generation(job=self._job, version=self._version, generation=self._generation)
@@ -122,7 +131,7 @@ class Committer:
 
     def _check(self, opened: _Version, shard: ShardRow) -> CheckedShard | WantingShard:
         """Reads exactly the staged slots and the frozen input that the register's sha256 names."""
-        if shard.round > 0 or opened.row.input_attempt is None or shard.staged_slots is None:
+        if opened.row.input_attempt is None or shard.staged_slots is None:
             raise UnfitEnvironmentError(_not_ours(shard))
         frozen = self._installation.frozen_input(job=self._job, version=self._version, attempt=opened.row.input_attempt)
         slots = self._installation.shard_log(job=self._job, version=self._version, shard=shard.number).read(shard.staged_slots)
@@ -166,7 +175,7 @@ def _not_ours(shard: ShardRow) -> Problem:
     return Problem(
         code="committer.shard_row",
         what=f"shard {shard_key(shard.version, shard.number)} cannot be committed by this version of gristmill",
-        expected="round 0, with staged slots and an activated input",
+        expected="staged slots and an activated input",
         found=f"round {shard.round}, {shard.staged_slots} slots",
         fix="use the gristmill that staged it",
     )

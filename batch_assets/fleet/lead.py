@@ -24,6 +24,7 @@ class LeadKeeper:
         self._register = register
         self._lease = {"job": job, "version": version, "generation": generation}
         self._renew_s = settings.renew_s
+        self._failures = 0
         self._failures_max = max(1, int(settings.lease_s / settings.renew_s) - 1)
         self._leave = threading.Event()
         self._lost = threading.Event()
@@ -35,27 +36,37 @@ class LeadKeeper:
         return self._lost.is_set()
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._leave.set()
-        self._thread.join(JOIN_S)
+        self.end()
         try:
             self._register.leave_lead(**self._lease)
         except StaleGenerationError:
             self._lost.set()
 
+    def start(self) -> None:
+        """Renews from now on."""
+        self._thread.start()
+
+    def end(self) -> None:
+        """Renews no more."""
+        self._leave.set()
+        self._thread.join(JOIN_S)
+
+    def beat(self) -> None:
+        """One renewal."""
+        try:
+            self._register.renew_lead(**self._lease)
+            self._failures = 0
+        except StaleGenerationError:
+            self._lost.set()
+        except DBAPIError:
+            self._failures += 1  # the next renewal tries again; the lease outlives some
+            if self._failures >= self._failures_max:
+                self._lost.set()
+
     def _renew(self) -> None:
-        failures = 0
-        while not self._leave.wait(self._renew_s):
-            try:
-                self._register.renew_lead(**self._lease)
-                failures = 0
-            except StaleGenerationError:
-                return self._lost.set()
-            except DBAPIError:
-                failures += 1  # the next renewal tries again; the lease outlives some
-                if failures >= self._failures_max:
-                    return self._lost.set()
-        return None
+        while not self.is_lost and not self._leave.wait(self._renew_s):
+            self.beat()

@@ -59,6 +59,34 @@ class Fleet(Protocol):
         ...
 
 
+class Handle(Protocol):
+    """One worker process, ours or adopted."""
+
+    @property
+    def worker_id(self) -> str: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def log_path(self) -> Path: ...
+
+    @property
+    def started_s(self) -> float:
+        """When it began, as the host says it: with the pid it names one process for ever."""
+        ...
+
+    def has_ended(self) -> bool:
+        """It runs no more, or another process has its pid now."""
+        ...
+
+    def signal(self, number: signal.Signals) -> None:
+        """Nothing happens to one that has ended."""
+        ...
+
+    def collect(self) -> int | None:
+        """Ends what is left of it; its exit code, None when that is not for us to know."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerProcess:
     """A worker of this host: ours (`child`), or adopted from a supervisor that is no more."""
@@ -67,6 +95,11 @@ class WorkerProcess:
     pid: int
     log_path: Path
     child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def started_s(self) -> float:
+        """Of our child, which may be a zombie: nobody else waits for it."""
+        return psutil.Process(self.pid).create_time()
 
     def has_ended(self) -> bool:
         """True also for a zombie, and for a pid that another process has now."""
@@ -121,7 +154,7 @@ class LocalFleet:
         self._command = tuple(command)
         self._sleep = sleep
         self._host = socket.gethostname()
-        self._workers: dict[str, WorkerProcess] = {}
+        self._workers: dict[str, Handle] = {}
         self._elsewhere: set[str] = set()  # alive on other hosts: counted, never touched
         self._started = 0
 
@@ -136,7 +169,7 @@ class LocalFleet:
         self._elsewhere = {row.worker_id for row in rows if row.host != self._host}
         for row in rows:
             if row.host == self._host and row.worker_id not in self._workers:
-                self._workers[row.worker_id] = WorkerProcess(row.worker_id, row.pid, self._log_path(row.worker_id))
+                self._workers[row.worker_id] = self._found(row)
 
     def start(self, count: int) -> None:
         """A process each, registered as soon as it has a pid."""
@@ -145,24 +178,31 @@ class LocalFleet:
             self._start(f"{self._job}-{self._version}-g{self._generation}-w{self._started}")
 
     def _start(self, worker_id: str) -> None:
-        log_path = self._log_path(worker_id)
-        log_path.parent.mkdir(parents=True, exist_ok=True)
-        arguments = ["--job", self._job, "--version", self._version, "--worker-id", worker_id]
-        environment = {**os.environ, **self._installation.settings.as_environment(), SPEED_VARIABLE: json.dumps(self._speed)}
-        with log_path.open("ab") as log:
-            child = subprocess.Popen(
-                [*self._command, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
-            )
-        self._workers[worker_id] = WorkerProcess(worker_id, child.pid, log_path, child)
+        worker = self._workers[worker_id] = self._spawn(worker_id)
         self._register.worker_started(
             worker_id=worker_id,
             job=self._job,
             version=self._version,
             host=self._host,
-            pid=child.pid,
-            process_started_s=psutil.Process(child.pid).create_time(),  # a zombie has one too, and nobody else waits for our child
+            pid=worker.pid,
+            process_started_s=worker.started_s,
             generation=self._generation,
         )
+
+    def _spawn(self, worker_id: str) -> Handle:
+        log_path = self._log_path(worker_id)
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        arguments = ["--job", self._job, "--version", self._version, "--worker-id", worker_id]
+        settings = self._installation.worker_environment(job=self._job, version=self._version)
+        environment = {**os.environ, **settings, SPEED_VARIABLE: json.dumps(self._speed)}
+        with log_path.open("ab") as log:
+            child = subprocess.Popen(
+                [*self._command, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+            )
+        return WorkerProcess(worker_id, child.pid, log_path, child)
+
+    def _found(self, row: WorkerRow) -> Handle:
+        return WorkerProcess(row.worker_id, row.pid, self._log_path(row.worker_id))
 
     def _log_path(self, worker_id: str) -> Path:
         return self._installation.settings.state / "logs" / f"{worker_id}.log"
@@ -175,7 +215,7 @@ class LocalFleet:
         rows = {row.worker_id: row for row in self._register.workers(self._job, self._version, alive_only=False)}
         return [self._reap(worker, rows.get(worker.worker_id)) for worker in ended]
 
-    def _reap(self, worker: WorkerProcess, row: WorkerRow | None) -> WorkerExit:
+    def _reap(self, worker: Handle, row: WorkerRow | None) -> WorkerExit:
         exit_code = worker.collect()
         held = self._end_leases(worker.worker_id)
         self._register.worker_gone(worker.worker_id)

@@ -57,6 +57,7 @@ def add_committed(done: Done, shards: Iterable[ShardRow]) -> Done:
             set_aside=done.set_aside + stats.get("set_aside", 0),
             retried=done.retried + stats.get("retried", 0),
             redone=done.redone + stats.get("redone", 0),
+            reopened=done.reopened + stats.get("reopened", 0),
         )
     return done
 

@@ -14,7 +14,7 @@ import polars as pl
 
 from batch_assets.core.answers import AnswerChecker, CheckedAnswer, InvalidAnswer
 from batch_assets.core.records import SET_ASIDE_CLASSES, TO_ANSWER, DeadClass, Outcome
-from batch_assets.core.shard_log import Answered, Dead, Folded
+from batch_assets.core.shard_log import ROUND_FIRST, Answered, Dead, Folded
 from batch_assets.stores.outcomes import SYSTEM_SCHEMA
 
 IDS_NAMED_MAX = 10
@@ -54,7 +54,9 @@ class ShardStats:
     dead_letters: int
     set_aside: int
     dead_by_class: Mapping[str, int] = field(default_factory=dict)
-    retried: int = 0  # records that failed at least once
+    retried: int = 0  # records that were asked again: after a failed attempt, or by a redrive
+    reopened: int = 0  # dead letters that redrives opened again, counted once a round
+    recovered: int = 0  # records that a redrive turned from dead letter to result
     failures_by_class: Mapping[str, int] = field(default_factory=dict)
     redone: int = 0  # answers computed and logged again, or logged too late to count
     tokens_prompt: int = 0
@@ -73,9 +75,12 @@ class ShardStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedShard:
-    """Rows for the outcomes table, one per record of the shard, in the frozen input's order."""
+    """Rows for the outcomes table, in the frozen input's order: of a first round one per record of the shard, of a later one those of the
+    records that it reopened. `stats` are those of the whole shard, over all rounds.
+    """
 
     shard: int
+    round: int
     rows: pl.DataFrame
     stats: ShardStats
 
@@ -113,9 +118,18 @@ def check_shard(
     rows = rows.with_columns(worker=pl.col("epoch").replace_strict(folded.workers, default=None, return_dtype=pl.String))
     return CheckedShard(
         shard=facts.shard,
-        rows=rows.select(schema.names()),
+        round=facts.round,
+        rows=_of_round(facts, rows.select(schema.names()), folded),
         stats=_stats(facts, rows, folded, own=own, set_aside=set_aside, foreign=len(foreign)),
     )
+
+
+def _of_round(facts: ShardFacts, rows: pl.DataFrame, folded: Folded) -> pl.DataFrame:
+    """What this round has to write: all in the first one, else the outcomes of what it reopened."""
+    if facts.round == ROUND_FIRST:
+        return rows
+    reopened = [record_id for record_id, number in folded.reopened.items() if number == facts.round]
+    return rows.filter(pl.col("record_id").is_in(reopened))
 
 
 def _logged(folded: Folded, own: set[str], checker: AnswerChecker) -> tuple[pl.DataFrame, Counter[str]]:
@@ -187,7 +201,9 @@ def _stats(facts: ShardFacts, rows: pl.DataFrame, folded: Folded, *, own: set[st
         dead_letters=dead.height,
         set_aside=set_aside.height,
         dead_by_class=dict(dead["dead_class"].value_counts().sort("dead_class").iter_rows()),
-        retried=len(own.intersection(folded.failed)),
+        retried=len(own.intersection(folded.failed.keys() | folded.reopened.keys())),
+        reopened=folded.reopens,
+        recovered=len(own.intersection(folded.reopened.keys() & folded.answered.keys())),
         failures_by_class=dict(sorted(folded.failures_by_class.items())),
         redone=folded.repeated_answers,
         tokens_prompt=totals[0],
@@ -195,7 +211,7 @@ def _stats(facts: ShardFacts, rows: pl.DataFrame, folded: Folded, *, own: set[st
         tokens_output=totals[2],
         tokens_thrown_away=folded.tokens_thrown_away,
         attempts_max=int(rows["attempt"].max() or 0),  # pyright: ignore[reportArgumentType]  an Int32 column
-        leases=facts.epoch,
+        leases=facts.epoch - facts.round,  # each redrive took an epoch of its own
         foreign_ids=foreign,
         unreadable_slots=len(folded.unreadable_slots),
     )

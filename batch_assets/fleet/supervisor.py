@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from batch_assets.core.breakers import FleetBreaker
 from batch_assets.core.errors import GristmillError, NotFinishedError, Problem, RefusedError, StaleGenerationError, UnfitEnvironmentError
 from batch_assets.core.identity import shard_key
 from batch_assets.core.leasing import HoldReason, LeaseEnd, LeaseObserver, ShardState, VersionState, WorkerState
@@ -22,6 +23,7 @@ from batch_assets.stores.register import LeadRow, ShardRow, VersionRow
 PAUSE_S = 0.2  # between two looks when there was nothing to commit
 HOUSEKEEPING_S = 1.0  # leases, fleet, holds, progress
 FOLLOW_S = 1.0
+STARTING_MAX_S = 3600.0  # a model of hundreds of GB loads within it; a worker that died on another host before its first word never beats
 NAMED_MAX = 10
 
 Turns = Generator[float, None, "SupervisionReport"]  # yields how long to pause
@@ -36,6 +38,7 @@ class SupervisionReport:
     pending: tuple[int, ...]  # neither: not started, or not done
     held: HoldReason | None
     followed: bool
+    held_note: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +56,18 @@ class Wish:
     should_stop: Callable[[], bool]
 
 
+def lead_keeper(installation: Installation, wish: Wish, generation: int) -> LeadKeeper:
+    """What renews the lead of this generation, in a thread."""
+    return LeadKeeper(installation.register, job=wish.job, version=wish.version, generation=generation, settings=installation.settings)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """What leading needs, made for one generation; tests and simulations put theirs here."""
 
     fleet: Callable[[Installation, Wish, int], Fleet]
     committer: Callable[[Installation, Wish, int], Committer]
+    keeper: Callable[[Installation, Wish, int], LeadKeeper] = lead_keeper
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
@@ -208,8 +217,11 @@ class Supervisor:
     def _take_lead(self, observer: LeaseObserver[LeadRow]) -> int | None:
         wish = self._wish
         lead = self._register.lead(wish.job, wish.version)
-        lapsed = observer.lapsed({lead: lead.renewals}, now_s=self._parts.clock()) if lead is not None else []
-        if lead is not None and not lead.released and not lapsed:
+        if (
+            lead is not None
+            and not lead.released
+            and not self._register.lead_has_lapsed(lead, job=wish.job, version=wish.version, observer=observer, now_s=self._parts.clock())
+        ):
             return None
         return self._register.take_lead(job=wish.job, version=wish.version, holder=wish.holder, seen=lead)
 
@@ -249,12 +261,14 @@ class Supervisor:
 
     def _report(self, *, followed: bool) -> SupervisionReport:
         view = self._view
+        held = self._hold()
         return SupervisionReport(
             committed=tuple(sorted(view.wanted - view.unsettled)),
             blocked=tuple(sorted(view.wanted & view.blocked)),
             pending=tuple(sorted(view.open)),
-            held=self._hold(),
+            held=held,
             followed=followed,
+            held_note=self._register.version(self._wish.job, self._wish.version).hold_note if held is HoldReason.BREAKER else None,
         )
 
     # --- leading -----------------------------------------------------------------------------------------------------------------
@@ -262,8 +276,7 @@ class Supervisor:
     def _lead(self, generation: int) -> Generator[float, None, None]:
         """Until no wanted shard of the version is open, whoever wants it; or held, stopped, superseded."""
         wish = self._wish
-        keeper = LeadKeeper(self._register, job=wish.job, version=wish.version, generation=generation, settings=self._installation.settings)
-        with keeper:
+        with self._parts.keeper(self._installation, wish, generation) as keeper:
             fleet = self._parts.fleet(self._installation, wish, generation)
             try:
                 yield from self._leading(generation, keeper, fleet)
@@ -327,14 +340,19 @@ class Duties:
         self._wish = wish
         self._fleet = fleet
         self._budget = budget
+        self._breaker = FleetBreaker(wish.workers)
         lease_s = installation.settings.lease_s
         self._leases: LeaseObserver[tuple[int, int]] = LeaseObserver(lease_s=lease_s)
         self._heartbeats: LeaseObserver[str] = LeaseObserver(lease_s=HUNG_LEASES * lease_s)
+        self._starts: LeaseObserver[str] = LeaseObserver(lease_s=STARTING_MAX_S)
 
     def run(self, counts: Mapping[ShardState, int], *, now_s: float) -> None:
         """Raises UnfitEnvironmentError when nobody works and starting another worker is of no use."""
         self._fleet.adopt()
-        self._budget.exited(self._fleet.reap(), now_s=now_s)
+        exits = self._fleet.reap()
+        self._budget.exited(exits, now_s=now_s)
+        if self._breaks(exits):
+            return  # held: the workers are told to leave at the next look
         working = self._expire_lapsed(now_s=now_s)
         self._kill_hung(now_s=now_s)
         crash_loop = self._budget.crash_loop(now_s=now_s)
@@ -342,25 +360,35 @@ class Duties:
             raise _crash_loop(self._wish, crash_loop)
         self._fill(counts, now_s=now_s)
 
+    def _breaks(self, exits: Sequence[WorkerExit]) -> bool:
+        """Holds the version when its workers end whichever records they have; a person must look."""
+        if not exits:
+            return False
+        workers = self._register.workers(self._wish.job, self._wish.version, alive_only=False)
+        done = sum(worker.counters.get("answered", 0) + worker.counters.get("dead", 0) for worker in workers)
+        self._breaker.exited(exits, progress=done)
+        reason = self._breaker.reason
+        if reason is not None:
+            self._register.hold_version(
+                job=self._wish.job, version=self._wish.version, reason=HoldReason.BREAKER, note=reason, by=self._wish.holder
+            )
+        return reason is not None
+
     def _expire_lapsed(self, *, now_s: float) -> bool:
         """Whether any shard is leased."""
-        leased = {(lease.number, lease.epoch): lease.renewals for lease in self._register.leased(self._wish.job, self._wish.version)}
-        for number, epoch in self._leases.lapsed(leased, now_s=now_s):
+        job, version = self._wish.job, self._wish.version
+        for lease in self._register.lapsed(job, version, observer=self._leases, now_s=now_s):
             self._register.expire(
-                job=self._wish.job,
-                version=self._wish.version,
-                shard=number,
-                epoch=epoch,
-                renewals=leased[number, epoch],
-                end=LeaseEnd.EXPIRED,
+                job=job, version=version, shard=lease.number, epoch=lease.epoch, renewals=lease.renewals, end=LeaseEnd.EXPIRED
             )
-        return bool(leased)
+        return bool(self._register.leased(job, version))
 
     def _kill_hung(self, *, now_s: float) -> None:
         """A stopped or wedged process lost its shards after one lease; it must not take up a place (and a GPU) for ever."""
         workers = self._register.workers(self._wish.job, self._wish.version, alive_only=True)
-        heard = {worker.worker_id: worker.heartbeats for worker in workers if worker.state is not WorkerState.STARTING}
-        for worker_id in self._heartbeats.lapsed(heard, now_s=now_s):
+        starting = {worker.worker_id: worker.heartbeats for worker in workers if worker.state is WorkerState.STARTING}
+        heard = {worker.worker_id: worker.heartbeats for worker in workers if worker.worker_id not in starting}
+        for worker_id in [*self._heartbeats.lapsed(heard, now_s=now_s), *self._starts.lapsed(starting, now_s=now_s)]:
             self._fleet.kill(worker_id)
 
     def _fill(self, counts: Mapping[ShardState, int], *, now_s: float) -> None:

@@ -2,8 +2,9 @@
 
 One pass over the data, memory that does not grow with it. What a bucket's rows become (dispositions, shards) is flows/freezing.py's.
 
-Columns of a row on its way: record_id, key_hash, copies (rows that share the id, so far), fault_class (null, `malformed`, `no_id`),
-fault, acl, record_class, segment, labels, field_<placeholder>; all text but key_hash and copies.
+Columns of a row on its way: record_id, key_hash, copies (rows that share the id, so far), at_odds (these rows differ in a column of
+`DECIDED_ONCE`), fault_class (null, `malformed`, `no_id`), fault, acl, record_class, segment, labels, field_<placeholder>; all text but
+key_hash, copies and at_odds.
 """
 
 import hashlib
@@ -18,13 +19,14 @@ import polars as pl
 from batch_assets.core.planning import BLANK_CHARACTERS, bucket_bits, bucket_low
 from batch_assets.core.records import FIELD_PREFIX, DeadClass, row_key
 from batch_assets.core.spec import InputRules, Snapshot
-from batch_assets.stores.snapshots import MALFORMED, SourceBatch, read_batches, source_size
+from batch_assets.stores.snapshots import MALFORMED, SourceBatch, json_column, read_batches, source_size
 from batch_assets.stores.spill import Spill
 
 BUFFER_ROWS: Final = 65_536  # sorted and scattered together; whichever bound comes first
 BUFFER_BYTES: Final = 32 << 20
 FAN_OUT_BITS: Final = 8  # buckets written at once; pieces of 256 rows cost 0.6 us a row. More bits: a second level
 EXAMPLES_MAX: Final = 10
+DECIDED_ONCE: Final = ("acl", "record_class", "segment")  # who may read a record cannot be chosen from rows that disagree
 _KEYS: Final = ("key_hash", "record_id")
 
 
@@ -35,8 +37,10 @@ class Tally:
     rows: int = 0
     without_id: int = 0
     repeated: int = 0  # rows beyond the first of their id
+    at_odds: int = 0  # ids whose rows differ in ACL, class or segment
     without_id_examples: list[str] = field(default_factory=list)
     repeated_examples: list[str] = field(default_factory=list)
+    at_odds_examples: list[str] = field(default_factory=list)
 
 
 class Buckets:
@@ -91,8 +95,7 @@ class Buckets:
                     yield bucket, _joined(spill.frames(place))
 
     def _rows(self) -> Iterator[pl.DataFrame]:
-        scalars = {column for _, column in self._rules.labels}
-        for batch in read_batches(self._snapshot, self._rules.columns, scalars=scalars):
+        for batch in read_batches(self._snapshot, self._rules.text_columns, scalars=self._rules.label_columns):
             yield _rows_of(batch, self._rules)
 
     def _count_faults(self, run: pl.DataFrame) -> None:
@@ -102,16 +105,26 @@ class Buckets:
         self.tally.repeated += int((repeated["copies"] - 1).sum())
         _add_examples(self.tally.without_id_examples, nameless)
         _add_examples(self.tally.repeated_examples, repeated["record_id"])
+        self._count_at_odds(run)
+
+    def _count_at_odds(self, rows: pl.DataFrame, *, counted_before: int = 0) -> None:
+        at_odds = rows.filter("at_odds")["record_id"]
+        self.tally.at_odds += len(at_odds) - counted_before
+        _add_examples(self.tally.at_odds_examples, at_odds)
 
     def _count_repeats_between_runs(self) -> None:
         for coarse in range(1 << self._coarse_bits):
             hashes = self._spill.hashes(coarse)
             repeats = len(hashes) - hashes.n_unique()
             self.tally.repeated += repeats
-            if repeats and len(self.tally.repeated_examples) < EXAMPLES_MAX:
+            if repeats:
                 again = hashes.filter(hashes.is_duplicated()).unique()
-                for frame in self._spill.frames(coarse):
-                    _add_examples(self.tally.repeated_examples, frame.filter(pl.col("key_hash").is_in(again.implode()))["record_id"])
+                named = ["record_id", "key_hash", "copies", "at_odds", *DECIDED_ONCE]
+                rows = pl.concat(
+                    frame.filter(pl.col("key_hash").is_in(again.implode())).select(named) for frame in self._spill.frames(coarse)
+                )
+                _add_examples(self.tally.repeated_examples, rows["record_id"])
+                self._count_at_odds(_joined([rows]), counted_before=int(rows["at_odds"].sum()))
 
 
 def _add_examples(examples: list[str], ids: pl.Series) -> None:
@@ -132,6 +145,7 @@ def _rows_of(batch: SourceBatch, rules: InputRules) -> pl.DataFrame:
     frame = batch.frame.select(
         pl.when(has_id).then(key).otherwise(own_key).alias("record_id"),
         pl.lit(1, dtype=pl.Int32).alias("copies"),
+        pl.lit(value=False).alias("at_odds"),
         fault_class.alias("fault_class"),
         malformed.alias("fault"),
         _column_or_null(rules.acl, "acl"),
@@ -153,8 +167,8 @@ def _labels(rules: InputRules) -> pl.Expr:
         return pl.lit(None, dtype=pl.String)
     parts: list[pl.Expr] = []
     for name, column in rules.labels:
-        parts += [pl.lit(f'{"," if parts else "{"}"{name}":'), pl.col(column).fill_null("null")]
-    present = pl.any_horizontal(pl.col(column).is_not_null() for _, column in rules.labels)
+        parts += [pl.lit(f'{"," if parts else "{"}"{name}":'), pl.col(json_column(column)).fill_null("null")]
+    present = pl.any_horizontal(pl.col(json_column(column)).is_not_null() for _, column in rules.labels)
     return pl.when(present).then(pl.concat_str(*parts, pl.lit("}")))
 
 
@@ -197,7 +211,9 @@ def _joined(frames: Iterable[pl.DataFrame]) -> pl.DataFrame:
     repeated = frame["key_hash"].is_duplicated()
     if not repeated.any():
         return frame.sort(_KEYS)
-    rest = [name for name in frame.columns if name not in {*_KEYS, "copies"}]
-    kept = [pl.col("copies").sum(), *(pl.col(name).first() for name in rest)]
+    rest = [name for name in frame.columns if name not in {*_KEYS, "copies", "at_odds"}]
+    differs = [pl.col(name).n_unique() > 1 for name in DECIDED_ONCE]
+    at_odds = pl.any_horizontal(pl.col("at_odds").any(), *differs).alias("at_odds")
+    kept = [pl.col("copies").sum(), at_odds, *(pl.col(name).first() for name in rest)]
     once = frame.filter(repeated).sort([*_KEYS, *rest]).group_by(_KEYS, maintain_order=True).agg(kept).select(frame.columns)
     return pl.concat([frame.filter(~repeated), once.cast({"copies": pl.Int32})]).sort(_KEYS)

@@ -3,16 +3,18 @@
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from batch_assets.core.errors import GristmillError, ObjectExistsError
+from batch_assets.core.errors import GristmillError, ObjectExistsError, UnfitEnvironmentError
 from batch_assets.engines.build import engine_build
 from batch_assets.settings import Settings
 from batch_assets.stores.installation import Installation
 from batch_assets.stores.objects import open_objects
+from batch_assets.stores.register import Register
 
 NEEDED = ("polars", "deltalake", "obstore", "SQLAlchemy", "pydantic", "llguidance", "dagster")
 DELTALAKE_GOOD = "1.6.3"  # 1.6.4-1.6.6 corrupt tables: two OPTIMIZE from stale handles both commit
@@ -77,10 +79,8 @@ def _store(settings: Settings) -> str:
 
 
 def _database(settings: Settings) -> str:
-    installation = Installation.open(settings)
-    jobs = installation.register.jobs()
-    installation.register.close()
-    return f"{settings.database_url.partition('://')[0]}: {len(jobs)} jobs"
+    with _register(settings) as register:
+        return f"{register.isolation().server} at {register.url.render_as_string(hide_password=True)}: {len(register.jobs())} jobs"
 
 
 def _dagster_home(settings: Settings) -> str:
@@ -124,6 +124,20 @@ def _installed() -> Iterator[tuple[str, str]]:
 
 
 def _isolation(settings: Settings) -> str:
-    if settings.database_url.startswith("sqlite"):
-        return "SQLite: one host, one user; workers are not isolated from each other (PostgreSQL isolates them)"
-    return "PostgreSQL"
+    try:
+        with _register(settings) as register:
+            found = register.isolation()
+    except UnfitEnvironmentError:
+        return "not known: the database cannot be opened"  # a finding of its own already
+    if found.obstacle is not None:
+        return f"off: {found.obstacle}"
+    return f"on: {found.role} gives the workers of each version a login of their own"
+
+
+@contextmanager
+def _register(settings: Settings) -> Iterator[Register]:
+    register = Installation.open(settings).register
+    try:
+        yield register
+    finally:
+        register.close()

@@ -21,7 +21,7 @@ from batch_assets.core.records import TO_ANSWER
 from batch_assets.core.spec import DuplicatePolicy, SourceKind, VersionSpec
 from batch_assets.engines.build import engine_build
 from batch_assets.engines.tokenizers import tokenizer_for
-from batch_assets.flows.bucketing import Buckets, Tally
+from batch_assets.flows.bucketing import DECIDED_ONCE, Buckets, Tally
 from batch_assets.flows.freezing import Freezer, PromptLimit, tokens_of
 from batch_assets.stores.installation import Installation
 from batch_assets.stores.job_folders import Job, input_rules_of, recipe_of
@@ -75,9 +75,11 @@ def plan(
 ) -> PlanReport:
     """The version of what the job's files and its source are now; made when there is none, else found (`unchanged`).
 
-    Raises RefusedError (job, source, duplicates under the policy `refuse`) and UnfitEnvironmentError (model digest, stores).
+    Raises RefusedError (job, pilot, source, ids that stand in several rows) and UnfitEnvironmentError (model digest, stores).
     """
     started_s = time.monotonic()
+    if pilot is not None and pilot < 1:
+        raise RefusedError(_no_pilot(pilot))
     _refuse_columns(job)
     verify_model(job.model_path, recipe_of(job).model_digest)
     limit = _prompt_limit(installation, job)
@@ -110,14 +112,16 @@ def _make(
         kind = "full" if spec.pilot_records is None else "pilot"
         row = installation.register.register_version(spec, kind=kind, by_sensor=by_sensor)
         progress(f"{buckets.tally.rows:,} records; writing the shards of {row.name}")
-        installation.specs().write(job.name, row.name, spec)
+        attempt = secrets.token_hex(6)
+        installation.specs().write(job.name, row.name, spec, attempt=attempt)
         reason = _approval_reason(installation, job, spec, records=buckets.tally.rows, by_sensor=by_sensor)
-        _freeze(installation, row, spec, limit, buckets, held=reason is not None)
+        _freeze(installation, row, spec, limit, buckets, attempt=attempt, held=reason is not None)
         return reason
 
 
-def _freeze(installation: Installation, row: VersionRow, spec: VersionSpec, limit: PromptLimit, buckets: Buckets, *, held: bool) -> None:
-    attempt = secrets.token_hex(6)
+def _freeze(
+    installation: Installation, row: VersionRow, spec: VersionSpec, limit: PromptLimit, buckets: Buckets, *, attempt: str, held: bool
+) -> None:
     frozen = installation.frozen_input(job=row.job, version=row.name, attempt=attempt)
     freezer = Freezer(frozen=frozen, limit=limit, shard_records=spec.shard_records, bits=buckets.bits)
     for bucket, rows in buckets:
@@ -203,6 +207,17 @@ def _prompt_limit(installation: Installation, job: Job) -> PromptLimit:
 # ---- what is refused
 
 
+def _no_pilot(pilot: int) -> Problem:
+    return Problem(
+        code="plan.pilot",
+        key="pilot",
+        what="a pilot is a version over that many records of its job",
+        expected="a number of records, at least 1; no pilot (0 in a run's config) for all of them",
+        found=str(pilot),
+        fix="write the number of records to try, for example 200",
+    )
+
+
 def _refuse_columns(job: Job) -> None:
     columns = source_columns(job.source_uri, job.source_kind)
     problems = column_problems(input_rules_of(job), columns, source=job.source_uri, kind=job.source_kind)
@@ -217,6 +232,8 @@ def _refuse_rows(tally: Tally, spec: VersionSpec) -> None:
         problems.append(_no_records(spec))
     if refuses and tally.repeated:
         problems.append(_repeated_ids(tally, spec))
+    if not refuses and tally.at_odds:
+        problems.append(_rows_at_odds(tally, spec))
     if refuses and tally.without_id:
         problems.append(_rows_without_id(tally, spec))
     if problems:
@@ -244,6 +261,20 @@ def _repeated_ids(tally: Tally, spec: VersionSpec) -> Problem:
         expected="each id once",
         found=f"{tally.repeated:,} rows too many",
         fix="remove them from the source, or write  duplicates: set_aside  under input: (such an id becomes one dead letter)",
+    )
+
+
+def _rows_at_odds(tally: Tally, spec: VersionSpec) -> Problem:
+    """One of the rows would decide who may read the record, and nobody has said which: the dead letter could be wider than a row."""
+    given = [f"input.{name} ({column})" for name in DECIDED_ONCE if (column := getattr(spec.input_rules, name)) is not None]
+    return Problem(
+        code="source.duplicate_ids_at_odds",
+        file=spec.snapshot.uri,
+        key=spec.input_rules.key,
+        what=f"rows that share an id differ in who may read them, or in class or segment: {_named(tally.at_odds_examples, tally.at_odds)}",
+        expected=f"equal {', '.join(given)} in all rows of an id; then the id is set aside as one dead letter",
+        found=f"{tally.at_odds:,} ids whose rows differ there",
+        fix="remove the surplus rows from the source, give them ids of their own, or make those columns equal",
     )
 
 

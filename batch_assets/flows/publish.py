@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from batch_assets.core.errors import GateFailedError, Problem, RefusedError
+from batch_assets.core.errors import ConflictError, GateFailedError, Problem, RefusedError
 from batch_assets.core.leasing import HoldReason, ReleaseState
 from batch_assets.core.validation import NEVER_OVERRIDDEN, CheckSettings
 from batch_assets.core.verdict import VALIDATOR_VERSION, Verdict
@@ -85,7 +85,8 @@ def publish(
 ) -> PublishReport:
     """Point readers at a release (by id, else the newest of the version) whose verdict passes; only forward, and once per release.
 
-    A verdict that was compared with something else than what is live is made again at once, with `checks` (default: its own settings).
+    A verdict that was made under other `checks` (default: its own settings), or compared with something else than what is live, is made
+    again at once: same rows, no model call.
     `override` is the reason for publishing past a failing verdict; coverage, uniqueness, one recipe and acl are never skipped.
     Raises GateFailedError, RefusedError, ConflictError (somebody else was faster), UnfitEnvironmentError (the release was damaged).
     """
@@ -110,23 +111,27 @@ def rollback(
     reason: str,
     by: str,
     version: str | None = None,
+    previous: bool = False,
     now: Callable[[], str] = utc_now,
 ) -> PublishReport:
     """Point readers back at a release that was published before (default: the one before the live one), and hold the job's automation.
 
-    Its verdict of that time is enough; its files are verified anew. What is left behind is withdrawn: no base, not published again.
+    Its verdict of that time is enough; its files are verified anew. What is left behind is withdrawn: no base, not published again, and no
+    target of a rollback. With `previous` it goes to the default one, and raises ConflictError when that is not of `version` (any more).
     """
     if not reason.strip():
         raise _no_reason(alias)
     live = installation.aliases().read(alias)
     if live is None or live.job != job:
         raise _nothing_to_leave(job, alias, live)
-    release = _rollback_target(installation, job=job, alias=alias, live=live, version=version)
+    release = _rollback_target(installation, job=job, alias=alias, live=live, version=None if previous else version)
+    if previous and release.version != version:
+        raise _other_previous(alias, expected=version, found=release.version)
     if release.release_id == live.release_id:
         return _unchanged(live)
     _verify(installation, release)
     installation.register.hold_job(job, by=by, note=f"rollback of {alias} to {release.version}: {reason}", reason=HoldReason.ROLLBACK)
-    if _number(release.version) < _number(live.version):
+    if _is_older(installation, release, live=live):
         installation.register.mark_published(live.release_id)  # it was, even when its publisher crashed before saying so
         installation.register.mark_withdrawn(live.release_id)
     return _swap(installation, _Move(alias=alias, release=release, live=live, by=by, reason=reason, rollback=True), now=now)
@@ -191,31 +196,45 @@ def _number(version: str) -> int:
     return int(version.partition("-")[0].removeprefix("v"))
 
 
+def _is_older(installation: Installation, release: ReleaseRow, *, live: AliasRow) -> bool:
+    """Of an earlier version, or of the same one and built earlier: before a redrive."""
+    if release.version != live.version:
+        return _number(release.version) < _number(live.version)
+    newest_first = [each.release_id for each in installation.register.releases(release.job)]
+    return newest_first.index(release.release_id) > newest_first.index(live.release_id)
+
+
 def _refuse_backward(installation: Installation, release: ReleaseRow, *, live: AliasRow | None, alias: str) -> None:
     """Another job's alias, a release that readers had before, or a version older than the live one."""
     if live is not None and live.job != release.job:
         raise _refused("publish.other_job", alias, what=f"alias {alias} belongs to job {live.job}", fix="set another publish.alias")
-    if release.state is not ReleaseState.CANDIDATE:
+    if release.state is not ReleaseState.CANDIDATE and not _is_new_to(installation, release, alias=alias):
         what = f"{release.release_id} ({release.version}) is {release.state}: a release is published once"
-        raise _refused("publish.once", alias, what=what, fix=_back_by_rollback(release, alias))
+        raise _refused("publish.once", alias, what=what, fix=_instead_of_once(release, alias))
     if live is None:
         return
-    build = [each.release_id for each in installation.register.releases(release.job)]
-    older = _number(release.version) < _number(live.version)
-    older_build = release.version == live.version and build.index(release.release_id) > build.index(live.release_id)
-    if older or older_build:
+    if _is_older(installation, release, live=live):
         what = f"{release.version} ({release.release_id}) is older than what is live, {live.version} ({live.release_id})"
         raise _refused("publish.backward", alias, what=what, fix="publish goes forward only; plan a new version for a correction")
 
 
-def _back_by_rollback(release: ReleaseRow, alias: str) -> str:
-    return f'gristmill rollback {release.job} {release.version} --reason "…" (alias {alias})'
+def _is_new_to(installation: Installation, release: ReleaseRow, *, alias: str) -> bool:
+    """Readers have it under another alias (`publish.alias` was edited) and never had it under this one."""
+    if release.state is not ReleaseState.PUBLISHED:
+        return False
+    return all(move.release_id != release.release_id for move in installation.aliases().history(alias))
+
+
+def _instead_of_once(release: ReleaseRow, alias: str) -> str:
+    if release.state is ReleaseState.PUBLISHED:
+        return f'gristmill rollback {release.job} {release.version} --reason "…" (alias {alias})'
+    return "change the job and run it: a new version goes forward"
 
 
 def _current_verdict(
     installation: Installation, release: ReleaseRow, *, live: AliasRow | None, alias: str, checks: CheckSettings | None
 ) -> Verdict:
-    """The recorded verdict, made again when it is not about this content, this validator, or what is live now."""
+    """The recorded verdict, made again when it is not about this content, this validator, what is live now, and the limits of now."""
     verdict = latest_verdict(installation, job=release.job, release_id=release.release_id)
     if verdict is None:
         raise GateFailedError(
@@ -227,7 +246,8 @@ def _current_verdict(
                 fix=f"gristmill judge {release.job} {release.version}",
             )
         )
-    if _is_current(verdict, release, live=live, alias=alias):
+    same_limits = checks is None or verdict.settings == checks
+    if same_limits and not verdict.missing and _is_current(verdict, release, live=live, alias=alias):
         return verdict
     return judge(installation, job=release.job, release_id=release.release_id, checks=checks or verdict.settings, alias=alias)
 
@@ -259,27 +279,57 @@ def _reason(reason: str | None, override: str | None, verdict: Verdict) -> str |
 # --- back -----------------------------------------------------------------------------------------------------------------------------
 
 
+def previous_release(installation: Installation, *, job: str, alias: str) -> ReleaseRow:
+    """Where a rollback without a named version goes now. Raises RefusedError when there is nothing to go back to."""
+    live = installation.aliases().read(alias)
+    if live is None or live.job != job:
+        raise _nothing_to_leave(job, alias, live)
+    return _rollback_target(installation, job=job, alias=alias, live=live, version=None)
+
+
 def _rollback_target(installation: Installation, *, job: str, alias: str, live: AliasRow, version: str | None) -> ReleaseRow:
-    """A release that stood behind this alias before: of `version`, else the newest one that was not withdrawn since."""
+    """The newest release behind this alias before the live one (of `version`, when given) that was not withdrawn since."""
+    withdrawn: ReleaseRow | None = None
     for move in installation.aliases().history(alias):
-        if move.job != job or move.release_id == live.release_id:
+        if move.job != job or move.release_id == live.release_id or version not in (None, move.version):
             continue
         release = installation.register.get_release(move.release_id)
-        if release.state is ReleaseState.RETIRED:
-            continue
-        if move.version == version or (version is None and release.state is not ReleaseState.WITHDRAWN):
+        if release.state is ReleaseState.WITHDRAWN:
+            withdrawn = withdrawn or release
+        elif release.state is not ReleaseState.RETIRED and (version is not None or _is_older(installation, release, live=live)):
             return release
     if version == live.version:
         return installation.register.get_release(live.release_id)
+    if version is not None and withdrawn is not None:
+        raise _is_withdrawn(withdrawn, alias)
     raise RefusedError(
         Problem(
             code="rollback.no_target",
             file=job,
             key=alias,
-            what=f"nothing to go back to: {alias} needs a release that stood behind it before and still exists",
+            what=f"nothing to go back to: {alias} needs a release that stood behind it before, was not withdrawn and still exists",
             expected="a version that was published before",
-            found=version or "none (withdrawn ones must be named)",
+            found=version or "none",
             fix=f"gristmill history {job}",
+        )
+    )
+
+
+def _is_withdrawn(release: ReleaseRow, alias: str) -> RefusedError:
+    what = f"{release.version} ({release.release_id}) was withdrawn by an earlier rollback and does not come back"
+    fix = f"gristmill history {release.job} names what else readers had; or change the job and run it: a new version goes forward"
+    return _refused("rollback.withdrawn", alias, what=what, fix=fix)
+
+
+def _other_previous(alias: str, *, expected: str | None, found: str) -> ConflictError:
+    return ConflictError(
+        Problem(
+            code="rollback.moved",
+            key=alias,
+            what=f"alias {alias} was moved by somebody else meanwhile; it stays as it is",
+            expected=f"{expected} as the release before the live one",
+            found=found,
+            fix="look at `gristmill history`, and roll back again if that is still wanted",
         )
     )
 

@@ -15,6 +15,7 @@ from batch_assets.core.identity import shard_key
 from batch_assets.core.leasing import ReleaseState, ShardState, VersionState
 from batch_assets.core.records import Outcome
 from batch_assets.core.release import CANARY_SHARD, FileRange, ReleaseFile, ShardSpan, file_ranges, release_digest, release_name
+from batch_assets.core.statistics import Statistics
 from batch_assets.stores.installation import Installation
 from batch_assets.stores.outcomes import Outcomes
 from batch_assets.stores.register import ReleaseRow, ShardRow, VersionRow
@@ -41,6 +42,7 @@ class ReleaseReport:
     surplus: int
     files: int
     size_bytes: int
+    statistics: Statistics
     built: bool
 
 
@@ -69,7 +71,7 @@ class _Counts:
 def build_release(installation: Installation, *, job: str, version: str) -> ReleaseReport:
     """The release of everything that the version's outcomes table holds now; the same again returns the one that exists.
 
-    Raises NotFinishedError while a shard is not committed.
+    After a redrive the id is another; the earlier release stays. Raises NotFinishedError while a shard is not committed.
     """
     row = installation.register.version(job, version)
     shards = installation.register.shards(job, row.name)
@@ -94,6 +96,8 @@ class _Built:
     release_id: str
     files: Sequence[ReleaseFile]
     counts: _Counts
+    rounds: int  # redrives of all its shards, summed
+    statistics: Statistics
 
 
 def _build(installation: Installation, row: VersionRow, *, shards: Sequence[ShardRow], outcomes: Outcomes, release_id: str) -> _Built:
@@ -105,7 +109,13 @@ def _build(installation: Installation, row: VersionRow, *, shards: Sequence[Shar
         counts += _Counts.of(rows)
     releases.commit(release_id, files=files, schema=outcomes.schema)
     # What the table names, not what was just written: another builder of the same rows may have committed first.
-    return _Built(release_id=release_id, files=releases.files(release_id), counts=counts)
+    return _Built(
+        release_id=release_id,
+        files=releases.files(release_id),
+        counts=counts,
+        rounds=sum(shard.round for shard in shards),
+        statistics=Statistics.of(shard.stats for shard in shards),
+    )
 
 
 def _rows_by_range(outcomes: Outcomes, shards: Sequence[ShardRow]) -> Iterator[pl.DataFrame]:
@@ -143,8 +153,16 @@ def _register(installation: Installation, row: VersionRow, built: _Built) -> Rel
             "surplus": counts.surplus,
             "files": len(built.files),
             "size_bytes": sum(file.size_bytes for file in built.files),
+            "rounds": built.rounds,
+            "statistics": built.statistics.as_json(),
         },
     )
+
+
+def is_of_last_round(installation: Installation, release: ReleaseRow) -> bool:
+    """False while a redrive of its version is open, or was committed after this release was built: then it has a successor to come."""
+    finished = installation.register.version(release.job, release.version).state is VersionState.FINISHED
+    return finished and release.counts.get("rounds", 0) == installation.register.rounds(release.job, release.version)
 
 
 def _known(installation: Installation, *, job: str, release_id: str) -> ReleaseRow | None:
@@ -198,6 +216,7 @@ def _report(row: ReleaseRow, *, built: bool) -> ReleaseReport:
         surplus=row.counts["surplus"],
         files=row.counts["files"],
         size_bytes=row.counts["size_bytes"],
+        statistics=Statistics(**row.counts.get("statistics", {})),
         built=built,
     )
 
@@ -208,12 +227,14 @@ def _refuse_unfinished(row: VersionRow, shards: Sequence[ShardRow]) -> None:
         return
     named = ", ".join(f"{shard_key(row.name, shard.number)} {shard.state}" for shard in left[:NAMED_MAX])
     more = f" and {len(left) - NAMED_MAX:,} more" if len(left) > NAMED_MAX else ""
+    redriven = any(shard.round > 0 for shard in left)
+    why = "a redrive is open, and its earlier release stays" if redriven else f"it is {row.state}"
     raise NotFinishedError(
         Problem(
             code="release.not_finished",
             file=row.job,
             key=row.name,
-            what=f"{row.name} has no release yet: it is {row.state}, {len(left):,} of {len(shards):,} shards are not committed",
+            what=f"{row.name} has no release yet: {why}; {len(left):,} of {len(shards):,} shards are not committed",
             expected="every shard committed",
             found=f"{named}{more}" if left else f"state {row.state}",
             fix=f"gristmill run {row.job} --version {row.name}",

@@ -11,6 +11,8 @@ from batch_assets.core.errors import Problem, RefusedError
 from batch_assets.core.identity import shard_key
 from batch_assets.core.leasing import ALIVE_STATES, ShardState, VersionState
 from batch_assets.core.records import Outcome
+from batch_assets.core.statistics import Statistics
+from batch_assets.flows.redrive import open_round
 from batch_assets.stores.installation import Installation
 from batch_assets.stores.register import VersionRow
 
@@ -35,6 +37,8 @@ class JobStatus:
     answered_by_workers: int
     workers: int
     in_flight: int
+    redrive_shards: int  # opened by a redrive and not committed again yet
+    statistics: Statistics
 
     def as_json(self) -> dict[str, Any]:
         """One object, `schema_version` 1."""
@@ -44,6 +48,7 @@ class JobStatus:
         """Two or three lines."""
         counts = "  ".join(f"{count:,} {state}" for state, count in self.shards.items() if count) or "none"
         held = f" ({self.hold})" if self.hold else ""
+        counted = self.statistics
         lines = [
             (
                 f"{self.job} {self.job_version}   {self.state}{held} · {self.records:,} records · "
@@ -53,6 +58,14 @@ class JobStatus:
         ]
         if self.blocked:
             lines.append(f"blocked  {', '.join(self.blocked)}: need a person")
+        if self.redrive_shards:
+            again = f"`gristmill run {self.job} --version {self.job_version}` goes on with them"
+            lines.append(f"redrive  {self.redrive_shards:,} shards are open again; {again}")
+        if counted.retried or counted.failed:
+            lines.append(
+                f"records  {counted.processed:,} processed, {counted.failed:,} failed, {counted.retried:,} retried, "
+                f"{counted.quarantined:,} quarantined; {counted.tokens_thrown_away:,} tokens thrown away"
+            )
         if self.job_hold:
             lines.append(f"on hold  {self.job_hold}; `gristmill resume {self.job}` lifts it")
         return "\n".join(lines)
@@ -70,6 +83,7 @@ def job_status(installation: Installation, *, job: str) -> JobStatus:
     hold = register.job_hold(job)
     shards = register.shards(job, row.name)
     workers = [worker for worker in register.workers(job, row.name, alive_only=True) if worker.state in ALIVE_STATES]
+    statistics = Statistics.of(shard.stats for shard in shards)
     return JobStatus(
         job=job,
         job_version=row.name,
@@ -79,11 +93,13 @@ def job_status(installation: Installation, *, job: str) -> JobStatus:
         records=row.records,
         shards={state.value: sum(shard.state is state for shard in shards) for state in ShardState},
         blocked=tuple(shard_key(row.name, shard.number) for shard in shards if shard.state is ShardState.BLOCKED)[:BLOCKED_NAMED_MAX],
-        results=sum(int(shard.stats.get("results", 0)) for shard in shards),
-        dead_letters=sum(int(shard.stats.get("dead_letters", 0)) for shard in shards),
+        results=statistics.results,
+        dead_letters=statistics.failed + statistics.quarantined,
         answered_by_workers=sum(worker.counters.get("answered", 0) for worker in workers),
         workers=len(workers),
         in_flight=sum(worker.counters.get("in_flight", 0) for worker in workers),
+        redrive_shards=len(open_round(shards)),
+        statistics=statistics,
     )
 
 
@@ -153,16 +169,19 @@ def resume_job(installation: Installation, *, job: str) -> list[str]:
 def dead_letter_rows(
     installation: Installation, *, job: str, version: str, dead_class: str | None, limit: int
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """(records without an answer, at most `limit`; counts by class). Committed shards only; no record text."""
+    """(records without an answer, at most `limit`; counts by class). Only shards that were ever committed; no record text.
+
+    While a redrive is open its records are shown as they were: that is what the table holds until it is committed.
+    """
     spec = installation.specs().read(job, version)
     outcomes = installation.outcomes(job=job, version=version, answer_schema=spec.answer_schema)
-    columns = ["record_id", "shard", "outcome", "dead_class", "attempt", "error", "acl", "record_class", "segment"]
+    columns = ["record_id", "shard", "dead_class", "attempt", "error", "acl", "record_class", "segment"]
     rows: list[dict[str, Any]] = []
     counts: dict[str, int] = {}
     for shard in installation.register.shards(job, version):
-        if shard.state is not ShardState.COMMITTED:
+        if shard.state is not ShardState.COMMITTED and shard.round == 0:
             continue
-        dead = outcomes.read(shards=[shard.number], columns=columns).filter(pl.col("outcome") == Outcome.DEAD_LETTER.value).drop("outcome")
+        dead = outcomes.read(shards=[shard.number], columns=columns, outcome=Outcome.DEAD_LETTER)
         for name, count in dead.group_by("dead_class").len().iter_rows():
             counts[name] = counts.get(name, 0) + count
         wanted = dead if dead_class is None else dead.filter(pl.col("dead_class") == dead_class)

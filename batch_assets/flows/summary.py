@@ -5,9 +5,9 @@ from typing import Any
 
 from batch_assets.core.errors import GristmillError
 from batch_assets.core.leasing import VersionState
+from batch_assets.core.statistics import Statistics
 from batch_assets.flows.judge import Verdict, latest_verdict
 from batch_assets.stores.installation import Installation
-from batch_assets.stores.register import ShardRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +58,7 @@ class RunSummary:
     shards: int
     usage: Usage
     tokens_thrown_away: int
+    statistics: Statistics  # of the whole version, whichever run did it
     seconds: float
     verdict: Verdict | None
     published: bool
@@ -86,6 +87,7 @@ class RunSummary:
             "tokens_cached": self.usage.tokens_cached,
             "tokens_output": self.usage.tokens_output,
             "tokens_thrown_away": self.tokens_thrown_away,
+            "statistics": self.statistics.as_json(),
             "seconds": round(self.seconds, 1),
             "cost_usd": None,
             "verdict": None if self.verdict is None else self.verdict.as_json(),
@@ -112,6 +114,14 @@ class RunSummary:
                 f"{self.dead_letters:,} dead letters{f' ({classes})' if classes else ''}, {self.surplus_copies:,} surplus copies"
             )
             lines.append(f"model calls {self.usage.model_calls:,}   tokens out {self.usage.tokens_output:,}   {self.seconds:.1f} s")
+            counted = self.statistics
+            if counted.retried or counted.failed:
+                lines.append(
+                    f"retried {counted.retried:,}   failed {counted.failed:,}   quarantined {counted.quarantined:,}   "
+                    f"tokens thrown away {counted.tokens_thrown_away:,}"
+                )
+        if self.outcome == "judged" and self.verdict is not None and self.verdict.passed:
+            lines.append(f"not published; `gristmill publish {self.job} {self.job_version}` points readers to it")
         lines.append(f"{self.outcome.replace('_', ' ')}; readers get {self.live_version or 'nothing yet'}      {self.run_url}")
         return "\n".join(lines)
 
@@ -133,6 +143,7 @@ class RunSummary:
         register = installation.register
         row = register.version(job, version) if version is not None else None
         shards = register.shards(job, version) if version is not None else []
+        statistics = Statistics.of(shard.stats for shard in shards)
         moves = installation.aliases().history(alias)
         live = moves[0] if moves else None
         verdict = latest_verdict(installation, job=job, version=version) if version is not None else None
@@ -144,13 +155,14 @@ class RunSummary:
             kind=row.kind if row else None,
             outcome=_outcome(error, verdict, published=published, moved=published and live is not None and live.release_id != live_before),
             snapshot_records=row.records if row else 0,
-            results=_sum(shards, "results"),
-            dead_letters=_sum(shards, "dead_letters"),
-            dead_letters_by_class=_by_class(shards),
+            results=statistics.results,
+            dead_letters=statistics.failed + statistics.quarantined,
+            dead_letters_by_class=dict(statistics.dead_by_class),
             surplus_copies=row.surplus if row and row.state is VersionState.FINISHED else 0,
             shards=len(shards),
             usage=usage,
-            tokens_thrown_away=_sum(shards, "tokens_thrown_away") if usage.model_calls else 0,
+            tokens_thrown_away=statistics.tokens_thrown_away if usage.model_calls else 0,
+            statistics=statistics,
             seconds=seconds,
             verdict=verdict,
             published=published,
@@ -169,15 +181,3 @@ def _outcome(error: GristmillError | None, verdict: Verdict | None, *, published
     if published:
         return "unchanged"
     return "judged" if verdict is not None else "planned"
-
-
-def _sum(shards: list[ShardRow], name: str) -> int:
-    return sum(int(shard.stats.get(name, 0)) for shard in shards)
-
-
-def _by_class(shards: list[ShardRow]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for shard in shards:
-        for name, count in dict(shard.stats.get("dead_by_class", {})).items():
-            counts[name] = counts.get(name, 0) + int(count)
-    return dict(sorted(counts.items(), key=lambda item: -item[1]))

@@ -61,7 +61,7 @@ def _first_records(job: Job, records_max: int) -> Iterator[tuple[str, Mapping[st
     """(id, field texts); a row without an id is named by its place."""
     rules = input_rules_of(job)
     left = records_max
-    for batch in read_batches(pin_snapshot(job.source_uri, job.source_kind), rules.columns):
+    for batch in read_batches(pin_snapshot(job.source_uri, job.source_kind), rules.text_columns):
         for number, row in enumerate(batch.frame.head(left).iter_rows(named=True)):
             left -= 1
             yield row[rules.key] or f"row {batch.first_row + number}", {name: row[column] for name, column in rules.fields}

@@ -148,7 +148,8 @@ class Aliases:
         paths = pl.DataFrame(table.get_add_actions(flatten=True))["path"].to_list() if table.version() else []
         if not paths:
             return pl.DataFrame(schema=ALIAS_SCHEMA)
-        return pl.read_parquet([f"{self.uri}/{path}" for path in paths]).select(ALIAS_SCHEMA.names())
+        files = [f"{self.uri}/{path}" for path in paths]
+        return pl.read_parquet(files, glob=False, hive_partitioning=False).select(ALIAS_SCHEMA.names())
 
     def _row(self, table: DeltaTable, alias: str) -> AliasRow | None:
         rows = self._frame(table).filter(pl.col("alias") == alias)

@@ -4,7 +4,7 @@ Delta stores are imported only when asked for: the worker opens an installation 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,16 +32,23 @@ class Installation:
     objects: ObjectStore
 
     @classmethod
-    def open(cls, settings: Settings) -> "Installation":
-        """Creates folders and tables that are missing. Raises UnfitEnvironmentError when a store cannot be reached."""
+    def open(cls, settings: Settings, *, pooled: bool = True) -> "Installation":
+        """Creates folders and tables that are missing. Raises UnfitEnvironmentError when a store cannot be reached.
+
+        `pooled=False` is for workers: many processes must not hold connections of the database that they do not use.
+        """
         _make_folders([Path(settings.root), settings.state] if settings.is_local else [settings.state])
-        register = Register(settings.database_url)
+        register = Register(settings.database_url, pooled=pooled)
         register.create()
         return cls(settings, register, open_objects(settings.root))
 
+    def worker_environment(self, *, job: str, version: str) -> dict[str, str]:
+        """The variables of a worker process of this version: these settings, with a login to the register that knows this version only."""
+        return replace(self.settings, database_url=self.register.worker_url(job=job, version=version)).as_environment()
+
     def specs(self) -> SpecStore:
         """Registered specs: after registration the only description of a version that is read."""
-        return SpecStore(self.objects)
+        return SpecStore(self.objects, self.register.version)
 
     def shard_log(self, *, job: str, version: str, shard: int) -> ShardLog:
         """The log of one shard."""

@@ -3,6 +3,7 @@
 Only planning and `check` read them; a registered version is read from stores/specs.py.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import yaml
 from batch_assets.core.answer_schema import answer_fields, canonical_schema, check_schema
 from batch_assets.core.errors import Problem, RefusedError
 from batch_assets.core.identity import digest_of_text
-from batch_assets.core.job_file import NONE, JobFile, name_problem, parse_job_file
+from batch_assets.core.job_file import NONE, JobFile, keys_not_acted_on, name_problem, parse_job_file, problems_of_unmade_checks
 from batch_assets.core.prompting import PromptTemplate, parse_prompt
 from batch_assets.core.spec import Decoding, InputRules, ModelSettings, Recipe, SourceKind
 from batch_assets.stores.snapshots import kind_of
@@ -64,10 +65,18 @@ def find_jobs(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"*/{JOB_FILE}"))
 
 
+def job_path(job_yaml: str | Path) -> Path:
+    """The job file as an absolute path in the folder as it was given: a job's name and all of its files come from that folder.
+
+    No symlink is followed. Of a job.yaml that is a link to another job's, the name would be the other's and the prompt this one's.
+    """
+    return Path(os.path.abspath(job_yaml))  # noqa: PTH100  `resolve` follows links, `absolute` keeps `..`
+
+
 def load_job(job_yaml: Path, *, environment: Mapping[str, str]) -> Job:
     """Read one job folder. Raises RefusedError with all problems of its three files."""
     job_yaml = Path(job_yaml)
-    folder = job_yaml.resolve().parent
+    folder = job_path(job_yaml).parent
     content = read_job_yaml(job_yaml)
     problems = [*_problems_of_name(folder.name, job_yaml), *_stray_variables(content, job_yaml)]
     locations, of_locations = resolved_locations(content, environment=environment, file=str(job_yaml))
@@ -83,6 +92,8 @@ def load_job(job_yaml: Path, *, environment: Mapping[str, str]) -> Job:
         problems += of_schema
         schema_text = None if of_schema else canonical_schema(schema_text)
     problems += of_locations
+    if job_file is not None:
+        problems += problems_of_unmade_checks(job_file, file=str(job_yaml))
     if job_file is not None and template is not None:
         problems += _problems_between(job_file, template, schema_text, str(job_yaml))
     if problems:
@@ -102,6 +113,7 @@ def load_job(job_yaml: Path, *, environment: Mapping[str, str]) -> Job:
         source_uri=source_uri,
         source_kind=kind_of(source_uri),
         model_path=_located(locations["model.path"], folder),
+        warnings=tuple(f"`{key}` is not acted on yet: it changes nothing" for key in keys_not_acted_on(job_file)),
     )
 
 
@@ -192,7 +204,7 @@ def model_folder_of(job_yaml: Path, *, environment: Mapping[str, str]) -> Path:
         )
     if problems:
         raise RefusedError(*problems)
-    return Path(_located(locations["model.path"], job_yaml.resolve().parent))
+    return Path(_located(locations["model.path"], job_path(job_yaml).parent))
 
 
 class _PlainLoader(yaml.SafeLoader):

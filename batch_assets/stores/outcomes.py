@@ -1,7 +1,8 @@
 """The outcomes of one job version: a Delta table with one row per record, partitioned by (shard, outcome), written by the committer alone.
 
-Rows enter by an insert-only MERGE whose predicate names the shards literally and never the outcome, so a repeat inserts nothing.
-A plain append is banned here: it never conflicts and does duplicate. Nothing here judges a row; that is `fleet/committer.py`.
+Rows enter by an insert-only MERGE whose predicate names the shards literally and never the outcome, so a repeat inserts nothing. A redrive
+only updates, and only dead letters of an earlier round. A plain append is banned here: it never conflicts and does duplicate. Nothing here
+judges a row; that is `fleet/committer.py`.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -10,9 +11,12 @@ from dataclasses import dataclass
 import polars as pl
 from deltalake import DeltaTable, Schema, WriterProperties
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.table import TableMerger
 
 from batch_assets.core.answer_schema import AnswerField, answer_fields, check_schema
 from batch_assets.core.errors import GristmillError, Problem, RefusedError, UnfitEnvironmentError
+from batch_assets.core.records import Outcome
+from batch_assets.core.shard_log import ROUND_FIRST
 
 KEY_COLUMNS = ("job_version", "record_id", "key_hash", "shard", "outcome", "round", "recipe")  # never NULL: NULL equals nothing in a MERGE
 SYSTEM_SCHEMA: Mapping[str, type[pl.DataType]] = {
@@ -47,6 +51,10 @@ CONFIGURATION: Mapping[str, str | None] = {
 }
 REOPEN_MERGES = 20  # an open table slows down with every commit that it has to carry (FINDINGS, Delta)
 MERGE_TRIES_MAX = 8  # a real conflict needs a second committer, and `still_mine` ends that after one lease
+# Each part was seen to matter (tests/fleet/test_redrive_merge.py): without the first, a result is overwritten; without the second, a round
+# that is repeated late takes back what a later one made; and with an insert clause a repeated redrive doubles its results.
+STILL_DEAD = "t.outcome = 'dead_letter'"
+OF_AN_EARLIER_ROUND = "t.round < s.round"
 DTYPE_OF_KIND: Mapping[str, type[pl.DataType]] = {"string": pl.String, "integer": pl.Int64, "number": pl.Float64, "boolean": pl.Boolean}
 
 
@@ -62,7 +70,7 @@ class OutcomesWrongError(GristmillError):
 
     def __init__(self, *, uri: str, shards: Sequence[int], expected: int, found: int) -> None:
         super().__init__(
-            f"{uri}: shards {list(shards)} have {expected} records, the table holds {found} rows of them; stop and look at its history",
+            f"{uri}: shards {list(shards)}: {expected} rows expected of this commit, {found} found in the table; stop and look at it",
             uri=uri,
             shards=tuple(shards),
             expected=expected,
@@ -79,6 +87,12 @@ class OutcomeFile:
     outcome: str
     rows: int
     size_bytes: int
+
+
+def _same_record(literal: Sequence[int]) -> str:
+    # Bare integers are 64 bits wide and delta-rs 1.6.3 then fails to prune the 32-bit partition column ("Int32 <= Int64").
+    numbers = ", ".join(f"CAST({shard} AS INT)" for shard in literal)
+    return f"t.shard IN ({numbers}) AND t.record_id = s.record_id"
 
 
 def _scan(file: OutcomeFile) -> pl.LazyFrame:
@@ -174,37 +188,58 @@ class Outcomes:
         self._check_source(frame, literal)
         if frame.is_empty():
             return 0
+        inserted = self._patiently(lambda: self._merge_once(frame, literal), still_mine=still_mine)
+        self._check_rows(frame, literal, inserted=inserted)
+        return inserted
+
+    def merge_redrive(self, frame: pl.DataFrame, shards: Collection[int], *, still_mine: Callable[[], None]) -> int:
+        """Update the rows that are dead letters of an earlier round; returns how many were (0 for a repeat). Nothing is ever inserted.
+
+        `frame` as in `merge`, with the outcomes of reopened records alone, each under the round that reopened it. Raises as `merge` does,
+        and OutcomesWrongError when a record of it is not there afterwards, or not as this round left it.
+        """
+        literal = sorted({int(shard) for shard in shards})
+        self._check_source(frame, literal)
+        if frame.is_empty():
+            return 0
+        if frame["round"].min() == ROUND_FIRST:
+            raise SourceRefusedError(uri=self.uri, reason=f"rows of round {ROUND_FIRST}, which is no redrive's")
+        updated = self._patiently(lambda: self._redrive_once(frame, literal), still_mine=still_mine)
+        if updated != frame.height:
+            self._check_redriven(frame, literal)
+        return updated
+
+    def _patiently(self, write_once: Callable[[], int], *, still_mine: Callable[[], None]) -> int:
         for tries_left in reversed(range(MERGE_TRIES_MAX)):
             still_mine()
             try:
-                inserted = self._merge_once(frame, literal)
+                return write_once()
             except CommitFailedError:
                 self._table = None
                 if tries_left == 0:
                     raise
-            else:
-                self._check_rows(frame, literal, inserted=inserted)
-                return inserted
         raise AssertionError  # the last try returns or raises
 
     def _merge_once(self, frame: pl.DataFrame, literal: Sequence[int]) -> int:
+        metrics = self._merger(frame, _same_record(literal)).when_not_matched_insert_all().execute()
+        return int(metrics["num_target_rows_inserted"])
+
+    def _redrive_once(self, frame: pl.DataFrame, literal: Sequence[int]) -> int:
+        merger = self._merger(frame, f"{STILL_DEAD} AND {_same_record(literal)}")
+        metrics = merger.when_matched_update_all(predicate=f"{STILL_DEAD} AND {OF_AN_EARLIER_ROUND}").execute()
+        return int(metrics["num_target_rows_updated"])
+
+    def _merger(self, frame: pl.DataFrame, predicate: str) -> TableMerger:
         table = self._newest()
         self._merges_since_open += 1
-        # Bare integers are 64 bits wide and delta-rs 1.6.3 then fails to prune the 32-bit partition column ("Int32 <= Int64").
-        numbers = ", ".join(f"CAST({shard} AS INT)" for shard in literal)
-        metrics = (
-            table.merge(
-                frame,
-                f"t.shard IN ({numbers}) AND t.record_id = s.record_id",
-                source_alias="s",
-                target_alias="t",
-                streamed_exec=True,  # the predicate's literals prune; collecting the source first was measured a sixth slower
-                writer_properties=WriterProperties(compression="ZSTD", compression_level=1),
-            )
-            .when_not_matched_insert_all()
-            .execute()
+        return table.merge(
+            frame,
+            predicate,
+            source_alias="s",
+            target_alias="t",
+            streamed_exec=True,  # the predicate's literals prune; collecting the source first was measured a sixth slower
+            writer_properties=WriterProperties(compression="ZSTD", compression_level=1),
         )
-        return int(metrics["num_target_rows_inserted"])
 
     def _check_source(self, frame: pl.DataFrame, literal: Sequence[int]) -> None:
         """What a MERGE of delta-rs does not notice and would turn into doubled or silently changed rows (FINDINGS, Delta)."""
@@ -228,10 +263,22 @@ class Outcomes:
         if found != frame.height:
             raise OutcomesWrongError(uri=self.uri, shards=literal, expected=frame.height, found=found)
 
-    def read(self, *, shards: Collection[int] | None = None, columns: Sequence[str] | None = None) -> pl.DataFrame:
-        """Rows of these shards (all when None) at the newest version, in no order; other partitions are not opened."""
+    def _check_redriven(self, frame: pl.DataFrame, literal: Sequence[int]) -> None:
+        """After a repeat: each record of it stands there once, as this round or a later one left it."""
+        found = self.read(shards=literal, columns=["record_id", "round", "outcome"])
+        both = frame.select("record_id", "round", "outcome").join(found, on="record_id", suffix="_found")
+        later = pl.col("round_found") > pl.col("round")
+        same = (pl.col("round_found") == pl.col("round")) & (pl.col("outcome_found") == pl.col("outcome"))
+        right = both.filter(later | same).height
+        if (both.height, right) != (frame.height, frame.height):
+            raise OutcomesWrongError(uri=self.uri, shards=literal, expected=frame.height, found=right)
+
+    def read(
+        self, *, shards: Collection[int] | None = None, columns: Sequence[str] | None = None, outcome: Outcome | None = None
+    ) -> pl.DataFrame:
+        """Rows of these shards and this outcome (all when None) at the newest version, in no order; other partitions are not opened."""
         # Not scan_delta: deltalake 1.6.3 hands out percent-encoded paths, so a root with a blank or a # in its name is not found.
-        parts = [_scan(file) for file in self.files(shards=shards)]
+        parts = [_scan(file) for file in self.files(shards=shards) if outcome in (None, file.outcome)]
         rows = (
             pl.concat(parts).select(columns or self.schema.names())
             if parts

@@ -12,13 +12,15 @@ import polars as pl
 
 from batch_assets.core.evidence import EXAMPLES_MAX, Found, ReleaseFacts, SegmentCount
 from batch_assets.core.identity import short
-from batch_assets.core.records import TO_ANSWER, Outcome
+from batch_assets.core.records import SET_ASIDE_CLASSES, TO_ANSWER, Outcome
 from batch_assets.core.validation import Subject
 from batch_assets.stores.release_schema import broken_rows
 
 # What is needed of a frozen input; its prompt fields (the bulk) are dropped as soon as a shard is read.
 FROZEN_COLUMNS: Final = ("record_id", "key_hash", "disposition", "surplus", "record_digest", "acl", "record_class", "segment", "labels")
 KEPT: Final = ("key_hash", "shard", "surplus", "record_digest", "labels")  # must be the frozen input's
+NO_CLASS: Final = "none"
+FOUND: Final = "@found"  # after a column of both sides; no answer field can have a name with an @
 INHERITED: Final = ("acl", "record_class", "segment")
 
 
@@ -30,12 +32,13 @@ def count_range(
     if not _countable(rows, model):
         return ReleaseFacts(records=frozen.height, surplus=_sum(frozen, "surplus"), missing=_named(frozen), broken=broken)
     once = rows.unique("record_id", keep="first", maintain_order=True)
-    both = frozen.join(once, on="record_id", how="inner", suffix="_found", maintain_order="left")
+    both = frozen.join(once, on="record_id", how="inner", suffix=FOUND, maintain_order="left")
     return ReleaseFacts(
         records=frozen.height,
         surplus=_sum(frozen, "surplus"),
         rows=rows.height,
         results=int((rows["outcome"] == Outcome.RESULT.value).sum()),
+        dead_by_class=_dead_by_class(rows),
         missing=_named(frozen.join(once, on="record_id", how="anti", maintain_order="left")),
         foreign=_named(once.join(frozen, on="record_id", how="anti", maintain_order="left")),
         doubled=_doubled(frozen, rows),
@@ -71,14 +74,16 @@ def _doubled(frozen: pl.DataFrame, rows: pl.DataFrame) -> Found:
 
 
 def _changes(both: pl.DataFrame, columns: tuple[str, ...]) -> dict[str, pl.Expr]:
-    return {name: pl.col(name).ne_missing(pl.col(f"{name}_found")) for name in columns if f"{name}_found" in both.columns}
+    return {name: pl.col(name).ne_missing(pl.col(f"{name}{FOUND}")) for name in columns if f"{name}{FOUND}" in both.columns}
 
 
 def _other_disposition() -> pl.Expr:
-    """A record that was set aside must be a dead letter of that class with no attempt; one to answer must have had one."""
+    """A record that was set aside must be a dead letter of that class with no attempt; one to answer has none of the planner's classes."""
     aside = pl.col("disposition") != TO_ANSWER
-    as_aside = (pl.col("outcome") == Outcome.DEAD_LETTER.value) & pl.col("dead_class").eq_missing(pl.col("disposition"))
-    return aside & ~as_aside
+    dead, classed = pl.col("outcome") == Outcome.DEAD_LETTER.value, pl.col("dead_class").eq_missing(pl.col("disposition"))
+    as_aside = dead & classed & (pl.col("attempt") == 0)
+    planners = pl.col("dead_class").is_in([each.value for each in SET_ASIDE_CLASSES]).fill_null(value=False)
+    return (aside & ~as_aside) | (~aside & planners)
 
 
 def _differing(both: pl.DataFrame, changes: Mapping[str, pl.Expr]) -> Found:
@@ -105,10 +110,19 @@ def _other_recipe(rows: pl.DataFrame, subject: Subject) -> Found:
     return _named(other, notes=notes[:EXAMPLES_MAX])
 
 
+def _dead(rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows that are no result, each with a class: one that lacks it is a dead letter all the same."""
+    dead = rows.filter(pl.col("outcome").ne_missing(Outcome.RESULT.value))
+    return dead.with_columns(pl.col("dead_class").fill_null(NO_CLASS))
+
+
+def _dead_by_class(rows: pl.DataFrame) -> dict[str, int]:
+    return dict(_dead(rows).group_by("dead_class").len().sort("dead_class").iter_rows())
+
+
 def _segments(rows: pl.DataFrame) -> dict[str | None, SegmentCount]:
-    counted = rows.group_by("segment", "dead_class").len().sort("segment", "dead_class")
-    segments: dict[str | None, SegmentCount] = {}
-    for segment, dead_class, count in counted.iter_rows():
-        dead = {} if dead_class is None else {dead_class: count}
-        segments[segment] = segments.get(segment, SegmentCount()) + SegmentCount(records=count, dead_by_class=dead)
+    counted = rows.group_by("segment").len().sort("segment")
+    segments: dict[str | None, SegmentCount] = {segment: SegmentCount(records=count) for segment, count in counted.iter_rows()}
+    for segment, dead_class, count in _dead(rows).group_by("segment", "dead_class").len().sort("segment", "dead_class").iter_rows():
+        segments[segment] += SegmentCount(dead_by_class={dead_class: count})
     return segments

@@ -83,8 +83,9 @@ def _known_values(name: str) -> list[pa.Check]:
 def _row_rules(answer_schema: str) -> list[Rule]:
     """How outcome, class, attempts and answer columns go together."""
     root: JsonSchema = json.loads(answer_schema)
-    properties: Mapping[str, JsonSchema] = root.get("properties", {})
-    required = [name for name in root.get("required", []) if name in properties and not _nullable(root, properties[name])]
+    answer = _resolved(root, root)
+    properties: Mapping[str, JsonSchema] = answer.get("properties", {})
+    required = [name for name in answer.get("required", []) if name in properties and not _nullable(root, properties[name])]
     answers = [name for name in outcomes_schema(answer_schema) if name not in SYSTEM_SCHEMA]
     return [
         Rule("a dead letter has a class, a result has none", pl.col("dead_class").is_not_null() == IS_RESULT),
@@ -95,7 +96,7 @@ def _row_rules(answer_schema: str) -> list[Rule]:
 
 
 def _answer_rules(root: JsonSchema) -> list[Rule]:
-    properties: Mapping[str, JsonSchema] = root.get("properties", {})
+    properties: Mapping[str, JsonSchema] = _resolved(root, root).get("properties", {})
     return [rule for name, part in properties.items() for rule in _value_rules(root, part, pl.col(name), path=name, depth=0)]
 
 

@@ -24,6 +24,7 @@ from batch_assets.stores.objects import open_objects
 ORDER: Final = ("key_hash", "record_id")
 ROW_GROUP_ROWS = 10_000  # what a reader of one record decodes
 ZSTD_LEVEL = 3
+LOG_COLUMNS = frozenset({"path", "num_records", "size_bytes"})
 # appendOnly: no tool may delete or update rows by accident. Readers open version 0, so an append is not seen either.
 CONFIGURATION: dict[str, str | None] = {"delta.appendOnly": "true"}
 
@@ -71,8 +72,12 @@ class Releases:
         return release_files(self.uri_of(release_id))
 
     def columns(self, release_id: str) -> pl.Schema:
-        """Columns of the release, in order."""
-        return pl.scan_parquet(f"{self.uri_of(release_id)}/{self.files(release_id)[0].name}").collect_schema()
+        """Columns of the release, in order. Raises UnfitEnvironmentError when its first file cannot be read."""
+        uri = f"{self.uri_of(release_id)}/{self.files(release_id)[0].name}"
+        try:
+            return pl.scan_parquet(uri, glob=False, hive_partitioning=False).collect_schema()
+        except (pl.exceptions.PolarsError, OSError) as error:
+            raise _damaged(uri, expected="a parquet file", found=_first_line(error)) from error
 
     def read_file(self, release_id: str, file: ReleaseFile) -> pl.DataFrame:
         """Rows of one file, read from bytes that were verified against its hash. Raises UnfitEnvironmentError."""
@@ -112,6 +117,10 @@ def release_files(uri: str) -> list[ReleaseFile]:
         actions = pl.DataFrame(DeltaTable(uri, version=0).get_add_actions(flatten=True))
     except TableNotFoundError as error:
         raise _damaged(uri, expected="a release (a Delta table)", found="nothing") from error
+    except (DeltaError, ValueError, OSError) as error:  # a log that is cut off or overwritten
+        raise _damaged(uri, expected="a release (a Delta table)", found=f"a log that cannot be read ({_first_line(error)})") from error
+    if missing := LOG_COLUMNS - set(actions.columns):
+        raise _damaged(uri, expected="the files of a release", found=f"a log without {', '.join(sorted(missing))}")
     files = [
         ReleaseFile(
             name=row["path"],
@@ -124,6 +133,10 @@ def release_files(uri: str) -> list[ReleaseFile]:
         for row in actions.iter_rows(named=True)
     ]
     return sorted(files, key=lambda file: file.name)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def file_locations(uri: str, files: Sequence[ReleaseFile]) -> list[str]:

@@ -46,6 +46,7 @@ _COLUMN_TYPES: Final[dict[str, pl.DataType]] = {
     "window": pl.Int32(),
     "previous_end": pl.String(),
     "record_ids": pl.List(pl.String()),
+    "groups": pl.List(pl.List(pl.String())),
 }
 _KINDS: Final[dict[type[Entry], EntryKind]] = {entry_type: kind for kind, entry_type in ENTRY_TYPES.items()}
 
@@ -194,6 +195,8 @@ def _entries(frame: pl.DataFrame) -> Iterator[Entry]:
     columns = {name: frame.get_column(name).to_list() for name in frame.columns}
     if "record_ids" in columns:
         columns["record_ids"] = [None if ids is None else tuple(ids) for ids in columns["record_ids"]]
+    if "groups" in columns:
+        columns["groups"] = [None if groups is None else tuple(map(tuple, groups)) for groups in columns["groups"]]
     start = 0
     for kind, run in groupby(columns["kind"]):
         entry_type = ENTRY_TYPES[EntryKind(kind)]

@@ -19,6 +19,7 @@ from batch_assets.stores import source_text
 from batch_assets.stores.source_tables import (
     DataFile,
     delta_columns,
+    delta_content,
     delta_files,
     open_delta,
     parquet_columns,
@@ -27,6 +28,7 @@ from batch_assets.stores.source_tables import (
 )
 
 MALFORMED: Final = "__malformed"  # column of every batch: what is wrong with the row in our words, null when nothing is
+_JSON_PREFIX: Final = "__json_"
 HASH_BYTES: Final = 1 << 20
 SAMPLE_BYTES: Final = 256 << 10  # per file, to guess how many rows a text file has
 FILES_MAX: Final = 100_000
@@ -35,7 +37,8 @@ _SUFFIXES: Final = {".parquet": SourceKind.PARQUET, ".csv": SourceKind.CSV, ".js
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceBatch:
-    """Consecutive rows of one file. `frame`: the requested columns as text (null allowed), then `__malformed`.
+    """Consecutive rows of one file. `frame`: the requested columns as text (null allowed), a `json_column` for each of the requested
+    scalars, then `__malformed`.
 
     A row whose line cannot be read at all is null in every column but `__malformed`. `first_row` counts from 1 within the file.
     """
@@ -65,12 +68,14 @@ def kind_of(uri: str) -> SourceKind:
 
 
 def pin_snapshot(uri: str, kind: SourceKind) -> Snapshot:
-    """What is there now. Delta: table id and newest version, whose files exist; else every file's sha256. Raises RefusedError."""
+    """What is there now. Delta: table id, newest version and its files, which exist; else every file's sha256. Raises RefusedError."""
     _refuse_remote(uri)
     if kind is SourceKind.DELTA:
         table = open_delta(uri)
         delta_files(table, root=uri)
-        return Snapshot(kind=kind, uri=uri, table_id=str(table.metadata().id), table_version=table.version())
+        return Snapshot(
+            kind=kind, uri=uri, table_id=str(table.metadata().id), table_version=table.version(), table_content=delta_content(table)
+        )
     return Snapshot(kind=kind, uri=uri, files=tuple(_pinned(name, path) for name, path in _files(uri, kind)))
 
 
@@ -106,11 +111,17 @@ def source_size(snapshot: Snapshot) -> SourceSize:
     return SourceSize(rows=rows, size_bytes=sum(file.size_bytes for file in snapshot.files))
 
 
-def read_batches(snapshot: Snapshot, columns: Sequence[str], *, scalars: Collection[str] = ()) -> Iterator[SourceBatch]:
+def json_column(column: str) -> str:
+    """What the JSON text of a source column is called in a batch: its plain text may stand there too."""
+    return f"{_JSON_PREFIX}{column}"
+
+
+def read_batches(snapshot: Snapshot, columns: Sequence[str], *, scalars: Sequence[str] = ()) -> Iterator[SourceBatch]:
     """All rows of the snapshot, files in order of name, rows in order of their file.
 
-    Columns hold text; integers become decimal text. Columns in `scalars` may hold any scalar and come as its JSON text. Raises
-    RefusedError when a column is of another type, or when a file is not, or no longer, what was pinned.
+    Columns hold text; integers become decimal text. Columns in `scalars` may hold any scalar and come as its JSON text under the name
+    `json_column` gives; a column may be asked for in both ways. Raises RefusedError when a column is of another type, or when a file
+    is not, or no longer, what was pinned.
     """
     if snapshot.kind is SourceKind.DELTA:
         for file in delta_files(_pinned_table(snapshot), root=snapshot.uri):
@@ -199,31 +210,30 @@ def _pinned_table(snapshot: Snapshot) -> DeltaTable:
     table = open_delta(snapshot.uri, snapshot.table_version)
     if str(table.metadata().id) != snapshot.table_id:
         raise _changed(snapshot.uri, "_delta_log", expected=f"table id {snapshot.table_id}", found=str(table.metadata().id))
+    if snapshot.table_content is not None and (found := delta_content(table)) != snapshot.table_content:
+        raise _changed(snapshot.uri, "_delta_log", expected=f"the files of version {snapshot.table_version} as pinned", found=found)
     return table
 
 
-def _text_file(
-    snapshot: Snapshot, pinned: PinnedFile, path: Path, columns: Sequence[str], scalars: Collection[str]
-) -> Iterator[SourceBatch]:
+def _text_file(snapshot: Snapshot, pinned: PinnedFile, path: Path, columns: Sequence[str], scalars: Sequence[str]) -> Iterator[SourceBatch]:
     with source_text.HashedFile(path) as file:
         if snapshot.kind is SourceKind.CSV:
-            _refuse_absent(str(path), columns, source_text.csv_header(path))
-            rows = source_text.csv_rows(path, file, columns)
+            _refuse_absent(str(path), (*columns, *scalars), source_text.csv_header(path))
+            rows = source_text.csv_rows(path, file, (*columns, *scalars))
         else:
             rows = source_text.jsonl_rows(file, columns, scalars=scalars)
         quoted = scalars if snapshot.kind is SourceKind.CSV else ()
+        names = (*columns, *map(json_column, scalars), MALFORMED)
         for part in rows:
-            frame = pl.DataFrame(
-                {**dict(zip(columns, part.columns, strict=True)), MALFORMED: part.malformed},
-                schema=dict.fromkeys((*columns, MALFORMED), pl.String),
-            )
-            frame = frame.with_columns(_json_of(pl.String, column) for column in quoted)
+            content = dict(zip(names, (*part.columns, part.malformed), strict=True))
+            frame = pl.DataFrame(content, schema=dict.fromkeys(names, pl.String))
+            frame = frame.with_columns(_json_of(pl.String, json_column(column)) for column in quoted)
             yield SourceBatch(file_name=pinned.name, first_row=part.first_row, frame=_without_nul(frame, columns))
         _refuse_changed(snapshot, pinned, found=file.sha256())
 
 
 def _table_file(
-    snapshot: Snapshot, pinned: PinnedFile, path: Path, columns: Sequence[str], scalars: Collection[str]
+    snapshot: Snapshot, pinned: PinnedFile, path: Path, columns: Sequence[str], scalars: Sequence[str]
 ) -> Iterator[SourceBatch]:
     try:
         yield from _table_batches(DataFile(path=str(path), name=pinned.name, constants={}), columns, scalars, nullable=False)
@@ -233,26 +243,41 @@ def _table_file(
     _refuse_changed(snapshot, pinned, found=_sha256(path))  # polars reads it, so it is hashed after, not while
 
 
-def _table_batches(file: DataFile, columns: Sequence[str], scalars: Collection[str], *, nullable: bool) -> Iterator[SourceBatch]:
+def _table_batches(file: DataFile, columns: Sequence[str], scalars: Sequence[str], *, nullable: bool) -> Iterator[SourceBatch]:
     stored = parquet_columns(file.path)
-    absent = [column for column in columns if column not in stored and column not in file.constants]
+    wanted = tuple(dict.fromkeys((*columns, *scalars)))
+    absent = [column for column in wanted if column not in stored and column not in file.constants]
     if not nullable:
-        _refuse_absent(file.path, columns, stored)
+        _refuse_absent(file.path, wanted, stored)
     first_row = 1
-    for part in slices(file, columns, absent=absent):
-        frame = part.select(*(_text_of(file.path, part.schema[name], name, scalar=name in scalars) for name in columns))
+    for part in slices(file, wanted, absent=absent):
+        frame = part.select(
+            *(_text_of(file.path, part.schema[name], name) for name in columns),
+            *(_scalar_of(file.path, part.schema[name], name).alias(json_column(name)) for name in scalars),
+        )
         frame = frame.with_columns(pl.lit(None, dtype=pl.String).alias(MALFORMED))
         yield SourceBatch(file_name=file.name, first_row=first_row, frame=_without_nul(frame, columns))
         first_row += part.height
 
 
-def _text_of(path: str, dtype: pl.DataType, column: str, *, scalar: bool) -> pl.Expr:
-    texts = dtype in (pl.String, pl.Categorical, pl.Null) or isinstance(dtype, pl.Enum)
-    if scalar and (texts or dtype.is_numeric() or dtype == pl.Boolean):
-        return _json_of(dtype, column)
-    if texts or dtype.is_integer():
+def _text_of(path: str, dtype: pl.DataType, column: str) -> pl.Expr:
+    if _is_text(dtype) or dtype.is_integer():
         return pl.col(column).cast(pl.String)
-    raise RefusedError(
+    raise _of_another_type(path, dtype, column)
+
+
+def _scalar_of(path: str, dtype: pl.DataType, column: str) -> pl.Expr:
+    if _is_text(dtype) or dtype.is_numeric() or dtype == pl.Boolean:
+        return _json_of(dtype, column)
+    raise _of_another_type(path, dtype, column)
+
+
+def _is_text(dtype: pl.DataType) -> bool:
+    return dtype in (pl.String, pl.Categorical, pl.Null) or isinstance(dtype, pl.Enum)
+
+
+def _of_another_type(path: str, dtype: pl.DataType, column: str) -> RefusedError:
+    return RefusedError(
         Problem(
             code="source.column_type",
             file=path,

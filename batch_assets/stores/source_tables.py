@@ -16,6 +16,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from batch_assets.core.errors import Problem, RefusedError
+from batch_assets.core.identity import digest_of
 
 SLICE_ROWS: Final = 32_768
 SLICE_ROWS_FIRST: Final = 1024  # the first slice measures how large rows are
@@ -142,6 +143,15 @@ def open_delta(uri: str, version: int | None = None) -> DeltaTable:
 def delta_columns(table: DeltaTable) -> dict[str, str]:
     """Column -> type as `parquet_columns` says it."""
     return {field.name: _delta_type_text(field.type) for field in table.schema().fields}
+
+
+def delta_content(table: DeltaTable) -> str:
+    """`sha256:…` over the data files of this version as its log names them.
+
+    Table id and version do not say what is there: a table that was restored from a backup and written to anew has both again.
+    """
+    actions = pl.DataFrame(table.get_add_actions(flatten=True)).select("path", "size_bytes", "modification_time", "num_records")
+    return digest_of(actions.with_columns(pl.col("modification_time").cast(pl.Int64)).sort("path").rows())
 
 
 def delta_files(table: DeltaTable, *, root: str) -> list[DataFile]:

@@ -8,8 +8,9 @@ import csv
 import hashlib
 import io
 import json
+import math
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn, Self
@@ -283,24 +284,24 @@ def jsonl_columns(path: Path) -> dict[str, str]:
     return {name: "|".join(sorted(types)) or "null" for name, types in seen.items()}
 
 
-def jsonl_rows(file: HashedFile, columns: Sequence[str], *, scalars: Collection[str]) -> Iterator[TextRows]:
-    """All records of a JSON Lines file. `scalars` may hold any scalar and come as JSON text; the other columns must hold text."""
+def jsonl_rows(file: HashedFile, columns: Sequence[str], *, scalars: Sequence[str]) -> Iterator[TextRows]:
+    """All records of a JSON Lines file: `columns`, which must hold text, then `scalars` as JSON text. A column may be in both."""
     first_row = 1
-    scalars = frozenset(scalars)
+    width = len(columns) + len(scalars)
     while block := file.block():
         rows: list[Sequence[str | None]] = []
         malformed: list[str | None] = []
         for number, line in enumerate(block, file.line_number - len(block) + 1):
             if line is None or not line.isspace():
                 row, fault = _json_row(line, columns, scalars)
-                rows.append(row or (None,) * len(columns))
+                rows.append(row or (None,) * width)
                 malformed.append(fault and f"line {number}: {fault}")
         if rows:
             yield TextRows(first_row, tuple(zip(*rows, strict=True)), malformed)
         first_row += len(rows)
 
 
-def _json_row(line: bytes | None, columns: Sequence[str], scalars: Collection[str]) -> tuple[list[str | None] | None, str | None]:
+def _json_row(line: bytes | None, columns: Sequence[str], scalars: Sequence[str]) -> tuple[list[str | None] | None, str | None]:
     record, fault = _json_record(line)
     if record is None:
         return None, fault
@@ -309,17 +310,26 @@ def _json_row(line: bytes | None, columns: Sequence[str], scalars: Collection[st
     for column in columns:
         value = record.get(column)
         wrong = None
-        if column in scalars or escapes or not isinstance(value, str):
-            value, wrong = _json_value(value, scalar=column in scalars)
+        if escapes or not isinstance(value, str):
+            value, wrong = _json_text(value)
+        fault = fault or (wrong and f"{column} holds {wrong}")
+        row.append(value)
+    for column in scalars:
+        value, wrong = _json_scalar(record.get(column))
         fault = fault or (wrong and f"{column} holds {wrong}")
         row.append(value)
     return row, fault
 
 
-def _json_value(value: object, *, scalar: bool) -> tuple[str | None, str | None]:
+def _json_scalar(value: object) -> tuple[str | None, str | None]:
+    """The JSON text of one value, or what it holds that it should not."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None, "a number beyond all floats"  # `1e999` is JSON; what Python would write for it, Infinity, is not
+    return _json_text(_ENCODER.encode(value) if isinstance(value, (str, bool, int, float)) else value)
+
+
+def _json_text(value: object) -> tuple[str | None, str | None]:
     """The text of one field, or what it holds that it should not."""
-    if scalar and isinstance(value, (str, bool, int, float)):
-        value = _ENCODER.encode(value)
     if value is None:
         return None, None
     if not isinstance(value, str):

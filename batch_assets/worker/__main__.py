@@ -12,18 +12,19 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import polars as pl
 
 from batch_assets.core.answers import AnswerChecker
-from batch_assets.core.errors import EngineFailedError, GristmillError, Problem, ProblemError, UnfitEnvironmentError
+from batch_assets.core.errors import EngineFailedError, GristmillError, Problem, ProblemError, UnfitEnvironmentError, UnfitWorkerError
 from batch_assets.core.ports import Engine, EngineConfig, Request
 from batch_assets.core.prompting import PromptRenderer, parse_prompt
 from batch_assets.core.request_ids import WARM_UP
 from batch_assets.core.spec import EngineBuild, VersionSpec
+from batch_assets.core.supervision import EXIT_UNFIT
 from batch_assets.engines.build import engine_build, open_engine, speed_knobs
 from batch_assets.engines.tokenizers import tokenizer_for
 from batch_assets.settings import Settings
@@ -32,7 +33,7 @@ from batch_assets.stores.models import verify_model
 from batch_assets.stores.register import Lease, Register
 from batch_assets.stores.shard_log import ShardLog
 from batch_assets.worker.counters import Counters
-from batch_assets.worker.feeder import ThreadPuts, Tools
+from batch_assets.worker.feeder import Puts, ThreadPuts, Tools
 from batch_assets.worker.heartbeat import Heartbeat
 from batch_assets.worker.loop import Point, Worker
 
@@ -60,29 +61,38 @@ class VersionShards:
 
 
 def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
-    """The exit code: 0 nothing left or told to stop, 2 and 6 as in `gristmill --help`, 70 the engine failed, 71 it hung."""
+    """The exit code: 0 nothing left or told to stop, 2 and 6 as in `gristmill --help`, 70 the engine failed, 71 it hung, 72 it is unfit."""
     parser = argparse.ArgumentParser(prog="python -m batch_assets.worker", description=__doc__)
     for name in ("--job", "--version", "--worker-id"):
         parser.add_argument(name, required=True)
     chosen = parser.parse_args(arguments)
     try:
         return work(chosen.job, chosen.version, chosen.worker_id, environment)
-    except EngineFailedError as error:
-        note("engine_failed", reason=error.data["reason"])
-        return EXIT_ENGINE_FAILED
-    except ProblemError as error:
-        for problem in error.problems:
-            note("refused", code=problem.code, text=problem.as_text())
-        return error.exit_code
     except GristmillError as error:
-        note("failed", reason=str(error))
-        return error.exit_code
+        return exit_code_of(error, note)
+
+
+def exit_code_of(error: GristmillError, note: Callable[..., None]) -> int:
+    """What a worker that ends with this error says last, and its exit code."""
+    match error:
+        case EngineFailedError():
+            note("engine_failed", reason=error.data["reason"])
+            return EXIT_ENGINE_FAILED
+        case UnfitWorkerError():
+            note("unfit", text=str(error))
+            return EXIT_UNFIT
+        case ProblemError():
+            for problem in error.problems:
+                note("refused", code=problem.code, text=problem.as_text())
+        case _:
+            note("failed", reason=str(error))
+    return error.exit_code
 
 
 def work(job: str, version: str, worker_id: str, environment: Mapping[str, str]) -> int:
     """Runs one worker to its end."""
     settings = Settings.from_environment(environment)
-    installation = Installation.open(settings)
+    installation = Installation.open(settings, pooled=False)
     spec = installation.specs().read(job, version)
     build = engine_build(settings.engine)
     installation.register.worker_started(
@@ -94,23 +104,15 @@ def work(job: str, version: str, worker_id: str, environment: Mapping[str, str])
     engine = open_engine(settings.engine, script=settings.engine_script, environment=environment)
     counters = Counters()
     load(engine, spec, speed=speed_knobs(environment), warm_up=renderer.prefix_tokens, counters=counters)
-    worker = Worker(
-        job=job,
+    worker = compose(
+        installation,
+        spec,
         version=version,
         worker_id=worker_id,
-        register=installation.register,
-        shards=VersionShards(installation),
         engine=engine,
-        tools=Tools(
-            renderer=renderer,
-            checker=AnswerChecker(spec.answer_schema),
-            attempts_max=spec.input_rules.attempts_max,
-            window=engine.max_num_seqs * IN_FLIGHT_PER_SEQUENCE,
-            counters=counters,
-            puts=ThreadPuts(),
-        ),
-        answer_timeout_s=spec.input_rules.answer_timeout_s,
-        flush_s=settings.flush_s,
+        renderer=renderer,
+        counters=counters,
+        puts=ThreadPuts(),
         clock=time.monotonic,
         note=note,
     )
@@ -123,9 +125,49 @@ def work(job: str, version: str, worker_id: str, environment: Mapping[str, str])
     return 0
 
 
+def compose(
+    installation: Installation,
+    spec: VersionSpec,
+    *,
+    version: str,
+    worker_id: str,
+    engine: Engine,
+    renderer: PromptRenderer,
+    counters: Counters,
+    puts: Puts,
+    clock: Callable[[], float],
+    note: Callable[..., None],
+) -> Worker:
+    """The loop of one process. A simulation composes it here too, with its own engine, clock and threads."""
+    register, settings = installation.register, installation.settings
+    return Worker(
+        job=spec.job,
+        version=version,
+        worker_id=worker_id,
+        register=register,
+        shards=VersionShards(installation),
+        engine=engine,
+        tools=Tools(
+            renderer=renderer,
+            checker=AnswerChecker(spec.answer_schema),
+            attempts_max=spec.input_rules.attempts_max,
+            window=engine.max_num_seqs * IN_FLIGHT_PER_SEQUENCE,
+            counters=counters,
+            puts=puts,
+        ),
+        answer_timeout_s=spec.input_rules.answer_timeout_s,
+        flush_s=settings.flush_s,
+        clock=clock,
+        note=note,
+        lease_s=settings.lease_s,
+        # What was done so far must be known if this worker dies now: a supervisor counts deaths between which nothing was done.
+        before_start=lambda: register.worker_heartbeat(worker_id, counters.as_dict()),
+    )
+
+
 def drive(worker: Worker, settings: Settings, *, job: str, version: str, worker_id: str, counters: Counters) -> None:
     """The loop, with a heartbeat on a database connection of its own beside it."""
-    register = Register(settings.database_url)
+    register = Register(settings.database_url, pooled=False)
     heartbeat = Heartbeat(
         register=register,
         job=job,

@@ -2,17 +2,28 @@
 
 import math
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
-from batch_assets.worker.feeder import ShardWork
+from batch_assets.core.ports import Completion
+from batch_assets.core.records import DeadClass
+from batch_assets.stores.register import Lease
 
 LONELY_FACTOR: Final = 3
+
+
+class Asker(Protocol):
+    """Who wants the answer: a shard's work, or a control."""
+
+    @property
+    def lease(self) -> Lease | None: ...
+    def take(self, row: int, attempt: int, completion: Completion, now_s: float, /) -> None: ...
+    def fail(self, row: int, attempt: int, dead_class: DeadClass, error: str, /, *, tokens_output: int) -> None: ...
 
 
 class Flight(NamedTuple):
     """One attempt at one record."""
 
-    work: ShardWork
+    work: Asker
     row: int
     attempt: int
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import bookkeeping, memory
+from benchmarks import bookkeeping, memory, register
 from benchmarks.results import Report
 
 pytestmark = pytest.mark.slow
@@ -31,3 +31,10 @@ def test_memory_measures_every_part_at_both_sizes(tmp_path: Path) -> None:
         for run in each["runs"][0].values():
             assert 0 < run["baseline_mb"] <= run["peak_mb"]
             assert run["samples"] > 0
+
+
+def test_register_counts_claims_and_renewals_on_both_databases(tmp_path: Path) -> None:
+    found = written(register.run(register.Sizes(clients=2, seconds=0.5, repeats=1, shards=2000), quick=True), tmp_path)
+    names = {each["name"] for each in found["measurements"]}
+    assert {f"{what}, {where}" for what in ("claims", "renewals") for where in ("SQLite", "PostgreSQL, pooled")} < names
+    assert all(each["median"] > 0 for each in found["measurements"])

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from batch_assets.core.errors import ExitCode
+from batch_assets.core.errors import ExitCode, RefusedError
+from batch_assets.settings import Settings
 from batch_assets.stores.models import model_digest
 from tests.cli.terminal import MODEL, Ended, Terminal
 from tests.support.job_folders import edit
@@ -101,7 +102,7 @@ def test_a_mistyped_job_is_refused_and_never_made(terminal: Terminal, command: s
     assert (ended.code, ended.out) == (ExitCode.REFUSED, "")
     assert "there is no job tickest" in ended.err
     told = terminal.gristmill("doctor", "--json").json["findings"]
-    assert next(each["message"] for each in told if each["name"] == "database") == "sqlite: 0 jobs"
+    assert next(each["message"] for each in told if each["name"] == "database").endswith(": 0 jobs")
 
 
 def test_looking_back_needs_no_variable_that_only_a_run_needs(terminal: Terminal) -> None:
@@ -123,7 +124,8 @@ REFUSALS = {
     "dead-letters": (["nojob"], "version.unknown"),
     "judge": (["nojob"], "version.unknown"),
     "publish": (["nojob"], "version.unknown"),
-    "rollback": (["nojob"], "version.no_previous"),
+    "redrive": (["nojob"], "job_folder.missing"),
+    "rollback": (["nojob"], "rollback.not_live"),
     "history": (["nojob"], "usage.job_unknown"),
     "query": (["selec 1"], "query.refused"),
     "models digest": (["no_such_folder"], "model.folder_missing"),
@@ -147,6 +149,15 @@ def test_a_wrong_setting_and_a_wrong_option_are_refused_by_every_command_with_js
     if command != "models digest":  # it belongs to no installation
         told = terminal.gristmill(*arguments, GRISTMILL_LEASE_S="soon").refused("settings.seconds")
         assert (told["key"], told["found"], told["fix"]) == ("GRISTMILL_LEASE_S", "soon", "export GRISTMILL_LEASE_S=90")
+
+
+@pytest.mark.parametrize("name", ["GRISTMILL_LEASE_S", "GRISTMILL_RENEW_S", "GRISTMILL_FLUSH_S"])
+@pytest.mark.parametrize("text", ["nan", "inf", "1e400", "1e300", "-1", "0"])
+def test_seconds_that_no_timer_can_wait_are_refused_by_name(name: str, text: str) -> None:
+    with pytest.raises(RefusedError) as caught:
+        Settings.from_environment({name: text})
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.key, problem.found) == ("settings.seconds", name, text)
 
 
 def test_every_command_that_has_json_is_in_these_lists() -> None:
@@ -205,7 +216,16 @@ def test_doctor_ends_with_6_when_one_thing_is_bad_and_still_looks_at_the_others(
     assert [finding["name"] for finding in ended.json["findings"] if not finding["ok"]] == ["database"]
 
 
-@pytest.mark.parametrize(("url", "error"), [("nosuch://host/name", "register.unreachable"), ("no url", "register.url")])
+@pytest.mark.parametrize(
+    ("url", "error"),
+    [
+        ("nosuch://host/name", "register.unreachable"),
+        ("no url", "register.url"),
+        ("sqlite://", "register.in_memory"),
+        ("sqlite:///:memory:", "register.in_memory"),
+        ("sqlite:///file:x?mode=memory&uri=true", "register.in_memory"),
+    ],
+)
 def test_a_register_that_cannot_be_opened_is_an_environment_problem(terminal: Terminal, url: str, error: str) -> None:
     terminal.write_job()
     told = terminal.gristmill("status", "--json", GRISTMILL_DATABASE_URL=url).refused(error, code=ExitCode.ENVIRONMENT)

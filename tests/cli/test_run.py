@@ -172,3 +172,27 @@ def test_a_changed_weight_ends_with_6_and_both_digests(terminal: Terminal) -> No
     assert (told["code"], told["expected"]) == ("model.digest_mismatch", pinned)
     assert told["found"] in ended.err
     assert "Traceback" not in ended.err
+
+
+def test_a_job_that_is_published_by_hand_ends_after_its_verdict_and_says_how(terminal: Terminal) -> None:
+    terminal.write_job()
+    with terminal.job_file.open("a", encoding="utf-8") as file:
+        file.write("publish: {auto: false}\n")
+    told = terminal.gristmill("run", "--json").succeeded().json
+    assert (told["outcome"], told["verdict"]["passed"], told["live_version"]) == ("judged", True, None)
+    version = told["job_version"]
+    assert f"not published; `gristmill publish {JOB} {version}`" in terminal.gristmill("run").succeeded().out
+    terminal.gristmill("publish", JOB, version).succeeded()
+    assert terminal.gristmill("run", "--json").succeeded().json["outcome"] == "unchanged"
+
+
+def test_an_alias_that_was_edited_is_what_the_next_run_publishes_to(terminal: Terminal) -> None:
+    terminal.write_job()
+    first = terminal.gristmill("run", "--json").succeeded().json["job_version"]
+    with terminal.job_file.open("a", encoding="utf-8") as file:
+        file.write("publish: {alias: other}\n")
+    told = terminal.gristmill("run", "--json").succeeded().json
+    assert (told["job_version"], told["model_calls"], told["outcome"], told["live_version"]) == (first, 0, "published", first)
+    assert terminal.gristmill("run", "--json").succeeded().json["outcome"] == "unchanged"
+    sql = "select count(*) from other"
+    assert terminal.gristmill("query", sql, "--json").succeeded().json["rows"] == [{"count_star()": 24}]

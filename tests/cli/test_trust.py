@@ -211,6 +211,24 @@ def test_publish_goes_forward_only(three: Terminal) -> None:
     assert live(three) == names(three)[1]
 
 
+def test_a_release_with_a_damaged_log_is_refused_in_words_built_again_and_published(three: Terminal) -> None:
+    installation = Installation.open(three.settings)
+    (release,) = [row for row in installation.register.releases(JOB) if row.version == names(three)[2]]
+    Path(release.uri, "_delta_log", f"{0:020d}.json").write_bytes(b"")
+    three.gristmill("publish", "--json").refused("release.damaged", code=ExitCode.ENVIRONMENT)
+    rebuilt = three.gristmill("judge", "--json").succeeded().json["release"]
+    assert rebuilt != release.release_id
+    assert three.gristmill("publish", "--json").succeeded().json["changed"]
+    assert three.gristmill("query", "select count(*) n from tickets", "--json").succeeded().json["rows"] == [{"n": 40}]
+
+
+def test_limits_that_were_tightened_after_the_verdict_decide(three: Terminal) -> None:
+    edit(three.job_file, "max: 20%", "max: 1%")
+    refused = three.gristmill("publish", "--json")
+    assert (refused.code, refused.json["error"]["code"]) == (ExitCode.GATE_FAILED, "gate.dead_letters")
+    assert live(three) == names(three)[1]
+
+
 # --- back, and holds ------------------------------------------------------------------------------------------------------------------
 
 
@@ -225,6 +243,14 @@ def test_rollback_needs_a_reason_goes_back_and_holds_the_job_until_resume(three:
     assert f"gristmill resume {JOB}" in three.gristmill("status").out
     assert three.gristmill("resume").succeeded().out == f"{JOB}: hold lifted\n"
     assert three.gristmill("status", "--json").json["job_hold"] is None
+
+
+def test_a_second_rollback_does_not_put_back_what_was_withdrawn(three: Terminal) -> None:
+    first, second, _ = names(three)
+    three.gristmill("rollback", "--reason", "wrong categories").succeeded()
+    three.gristmill("rollback", "--reason", "still wrong", "--json").refused("rollback.no_target")
+    three.gristmill("rollback", JOB, second, "--reason", "it was right", "--json").refused("rollback.withdrawn")
+    assert live(three) == first
 
 
 def test_hold_and_resume(three: Terminal) -> None:
@@ -253,16 +279,19 @@ def test_the_installed_command_refuses_with_2_one_object_and_no_traceback(looked
 def test_a_watched_status_is_one_object_a_line_and_ctrl_c_ends_it_with_130(terminal: Terminal) -> None:
     terminal.write_job()
     planned = plan_version(Installation.open(terminal.settings), records=8, shards=2)
-    watching = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "batch_assets.cli", "status", "--watch", "--json"],
         cwd=REPOSITORY,
         env={"PATH": "/usr/bin:/bin", **terminal.environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    assert watching.stdout is not None
-    assert json.loads(watching.stdout.readline())["job_version"] == planned.row.name
-    watching.send_signal(signal.SIGINT)
-    _, errors = watching.communicate(timeout=READING_LIMIT_S)
+    ) as watching:
+        try:
+            assert watching.stdout is not None
+            assert json.loads(watching.stdout.readline())["job_version"] == planned.row.name
+            watching.send_signal(signal.SIGINT)
+            _, errors = watching.communicate(timeout=READING_LIMIT_S)
+        finally:
+            watching.kill()
     assert (watching.returncode, errors) == (ExitCode.INTERRUPTED, "stopped\n")

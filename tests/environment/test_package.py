@@ -30,7 +30,7 @@ for module in sys.argv[1:]:
 assert not [name for name in sys.modules if name.startswith("dagster")]
 """
 
-TARGETS = {"setup", "demo", "ui", "check", "test", "test-long", "sim", "bench", "docs", "lint", "clean"}
+TARGETS = {"setup", "demo", "ui", "check", "test", "test-long", "sim", "planted-bugs", "bench", "docs", "lint", "clean"}
 
 
 @pytest.mark.parametrize("module", ["batch_assets", "batch_assets.worker.__main__", "batch_assets.reading", "batch_assets.cli"])

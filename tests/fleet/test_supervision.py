@@ -3,6 +3,7 @@
 import pytest
 
 from batch_assets.core.supervision import (
+    EXIT_UNFIT,
     FRUITLESS_EXITS_MAX,
     FRUITLESS_FORGET_S,
     START_WINDOW_S,
@@ -63,6 +64,14 @@ def test_one_refusal_is_enough_and_a_clean_exit_is_none() -> None:
     assert budget.crash_loop(now_s=0.0)
 
 
+def test_workers_that_answer_nothing_are_not_started_again_and_again() -> None:
+    budget = StartBudget(workers=2)
+    budget.exited([exit_of(EXIT_UNFIT, fruitful=True)] * FRUITLESS_EXITS_MAX, now_s=0.0)
+    assert budget.allowed(now_s=0.0) == 0
+    budget.exited([exit_of(0)], now_s=1.0)
+    assert budget.allowed(now_s=1.0) > 0
+
+
 @pytest.mark.parametrize(
     ("log", "expected"),
     [
@@ -97,6 +106,14 @@ def test_dead_letters_are_among_the_rows_that_are_done() -> None:
     assert dead_done(rows=60, committed=committed, underway=Underway(dead=3)) == 7
     assert dead_done(rows=50, committed=committed, underway=Underway(dead=0)) == 5
     assert dead_done(rows=6, committed=committed, underway=Underway(dead=90)) == 6
+
+
+def test_a_record_that_a_redrive_opened_again_was_logged_twice_and_counts_once() -> None:
+    """100 records, 10 of them dead in the first round; a redrive of 8 recovers 5."""
+    committed = Done(rows=100, dead=5, reopened=8)
+    logged_by_workers = Underway(answered=95, dead=13)
+    assert committed.logged == logged_by_workers.logged == 108
+    assert dead_done(rows=100, committed=committed, underway=logged_by_workers) == 5
 
 
 def test_the_rate_is_that_of_the_last_minute() -> None:

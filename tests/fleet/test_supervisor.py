@@ -8,7 +8,7 @@ from batch_assets.core.errors import NotFinishedError, RefusedError, UnfitEnviro
 from batch_assets.core.leasing import RETURNED_MAX, HoldReason, ShardState, VersionState
 from batch_assets.core.supervision import WorkerExit
 from batch_assets.fleet import supervisor as supervisor_module
-from batch_assets.fleet.supervisor import _drive
+from batch_assets.fleet.supervisor import STARTING_MAX_S, _drive
 from batch_assets.stores.installation import Installation
 from tests.support.fleets import FakeClock, HandFleet, Run, finish, step
 from tests.support.versions import SCHEMA, Planned, claim, installation_in, plan_by_hand, spec_of, stage
@@ -151,6 +151,19 @@ def test_a_worker_that_is_heard_from_no_more_is_killed_so_that_another_takes_its
     step(run.turns(), run.clock, 150)
     assert run.fleet is not None
     assert "hung" in run.fleet.killed
+
+
+def test_a_worker_that_never_said_a_word_does_not_take_up_a_place_for_ever(planned: Planned) -> None:
+    """It died with its host while it loaded: whoever counts it as alive starts nobody in its place."""
+    planned.installation.register.worker_started(worker_id="mute", job=planned.job, version=planned.version, host="gone", pid=1)
+    run = Run(planned, fleet=HandFleet(planned, shards_per_look=0))
+    turns = run.turns()
+    step(turns, run.clock, 150)
+    assert run.fleet is not None
+    assert "mute" not in run.fleet.killed
+    run.clock.sleep(STARTING_MAX_S)
+    step(turns, run.clock, 20)
+    assert "mute" in run.fleet.killed
 
 
 def crash(fleet: HandFleet, *, code: int = 1, fruitful: bool = False, words: str = "") -> None:

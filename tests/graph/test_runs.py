@@ -109,6 +109,16 @@ def test_an_invented_version_is_refused_in_words_and_its_partition_key_removed(j
         assert "v0099-aaaaaa" not in instance.get_dynamic_partitions("j_versions")
 
 
+def test_a_partition_key_that_is_no_shard_and_a_pilot_below_1_end_a_run_in_words(job_file: Path, settings: Settings) -> None:
+    with open_instance(settings) as instance:
+        instance.add_dynamic_partitions("j_shards", ["nonsense"])
+    with pytest.raises(dg.Failure, match=r"this partition is no shard.*\n.*found 'nonsense'"):
+        execute_assets(settings, job_file, "shard_results", partition="nonsense")
+    ended = execute(settings, job_file, RunRequest(pilot=-3))
+    assert isinstance(ended.error, RefusedError)
+    assert Installation.open(settings).register.versions("j") == []
+
+
 def test_a_rollback_needs_a_reason_and_holds_the_job(job_file: Path, settings: Settings) -> None:
     first = execute(settings, job_file, RunRequest())
     text = job_file.read_text(encoding="utf-8").replace("max_tokens: 64", "max_tokens: 63")

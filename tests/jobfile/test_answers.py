@@ -44,6 +44,8 @@ def checker() -> AnswerChecker:
         ('{"category":"bug","summary":"x","score":null}', '{"category":"bug","summary":"x","score":null}'),
         ('{"category":"bug","summary":"x","parts":[{"n":2.0},{}]}', '{"category":"bug","summary":"x","parts":[{"n":2},{}]}'),
         ('{"category":"bug","summary":"x","score":9223372036854775807}', '{"category":"bug","summary":"x","score":9223372036854775807}'),
+        ('{"category":"bug","summary":"x","share":9007199254740992}', '{"category":"bug","summary":"x","share":9007199254740992}'),
+        ('{"category":"bug","summary":"x","share":0.25}', '{"category":"bug","summary":"x","share":0.25}'),
     ],
 )
 def test_a_valid_answer_is_stored_without_white_space_and_integers_as_integers(checker: AnswerChecker, text: str, stored: str) -> None:
@@ -65,6 +67,11 @@ def test_a_valid_answer_is_stored_without_white_space_and_integers_as_integers(c
         ('{"category":"bug","summary":"x","share":1e999}', DeadClass.NOT_JSON, "a number is too large"),
         ('{"category":"bug","summary":"x","score":9223372036854775808}', DeadClass.SCHEMA, "an integer does not fit 64 bits"),
         ('{"category":"bug","summary":"x","score":1e300}', DeadClass.SCHEMA, "an integer does not fit 64 bits"),
+        (
+            '{"category":"bug","summary":"x","share":9007199254740993}',
+            DeadClass.SCHEMA,
+            "an integer under `number` loses digits as a 64-bit float",
+        ),
         ('{"category":"bug","summary":"\\ud800"}', DeadClass.NOT_JSON, "not valid Unicode"),
         ('{"category":"bug","summary":"\ud800"}', DeadClass.NOT_JSON, "not valid Unicode"),
         ('{"category":"bug","summary":"a\nSECRET"}', DeadClass.NOT_JSON, "not JSON at offset 30"),
@@ -139,3 +146,39 @@ def test_the_longest_answer_is_at_least_as_long_as_any_valid_one() -> None:
     worst = worst_case_characters(json.dumps(SCHEMA))
     assert worst is not None
     assert len(text) <= worst <= len(text) + 10
+
+
+LONG = json.dumps(
+    {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["summary", "entities"],
+        "properties": {
+            "summary": {"type": ["string", "null"], "maxLength": 160},
+            "entities": {"type": "array", "maxItems": 3, "items": {"type": "string", "maxLength": 128}},
+        },
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("summary", "entities", "is_degenerate"),
+    [
+        ("x" * 160, [], True),
+        (("refund " * 30)[:160], [], True),
+        (("The customer waits for " + "money back, " * 20)[:160], [], True),
+        ("ok", ["a", "-=" * 64], True),
+        ("x" * 159, [], False),  # it came to an end by itself
+        (" ".join(str(number * 7919) for number in range(80))[:160], [], False),
+        (("a phrase of more than twenty characters, " * 4)[:160], [], False),  # fewer than four times in the second half
+        (None, [], False),
+    ],
+)
+def test_an_answer_that_repeats_itself_until_the_schema_stops_it_is_degenerate(
+    summary: str | None, entities: list[str], is_degenerate: bool
+) -> None:
+    checked = AnswerChecker(LONG).check(json.dumps({"summary": summary, "entities": entities}), "stop")
+    if is_degenerate:
+        assert checked == InvalidAnswer(dead_class=DeadClass.DEGENERATE, error="a string repeats itself until its maxLength")
+    else:
+        assert isinstance(checked, CheckedAnswer)

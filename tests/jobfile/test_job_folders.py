@@ -30,17 +30,42 @@ def test_unit_strings_become_numbers_in_the_unit_of_their_name(tmp_path: Path) -
     text = (
         "limits: {answer_timeout: 2m}\nrun: {deadline: 20h, budget: 50 USD, engine: {max_num_seqs: 64}}\n"
         'nightly: {window: "01:00-07:00 Europe/Berlin"}\n'
-        "checks:\n  dead_letters: {max: 0.5%, per_segment_max: 1%}\n  drift: {field: category, change_max: 10 points}\n"
-        "  graded: {sample: 400, min: 85%, severity: warn}\n  extra: [my_check]\ndecoding:\n"
+        "checks:\n  dead_letters: {max: 0.5%, per_segment_max: 1%}\n  drift: {field: category, change_max: 10 points, severity: warn}\n"
+        "  graded: {sample: 400, min: 85%, severity: warn}\ndecoding:\n"
     )
-    job_file = load(edit(write_job(tmp_path), "decoding:\n", text)).job_file
+    job_file = load(edit(edit(write_job(tmp_path), "decoding:\n", text), "  acl: acl\n", "  acl: acl\n  segment: acl\n")).job_file
     assert (job_file.limits.answer_timeout_s, job_file.run.deadline_s, job_file.run.budget_usd) == (120, 72_000, 50)
     assert job_file.run.engine == {"max_num_seqs": 64}
     assert (job_file.checks.dead_letters.max, job_file.checks.dead_letters.per_segment_max) == (0.005, 0.01)
     drift, graded = job_file.checks.drift, job_file.checks.graded
     assert drift is not None
     assert graded is not None
-    assert (drift.change_max, graded.min, graded.severity, job_file.checks.extra) == (0.1, 0.85, "warn", ["my_check"])
+    assert (drift.change_max, graded.min, graded.severity) == (0.1, 0.85, "warn")
+
+
+@pytest.mark.parametrize(
+    ("checks", "key"),
+    [
+        ("drift: {field: category, change_max: 1 points}", "checks.drift"),
+        ("graded: {sample: 400, min: 99%}", "checks.graded"),
+        ("extra: [my_check]", "checks.extra"),
+        ("dead_letters: {per_segment_max: 0%}", "checks.dead_letters.per_segment_max"),
+    ],
+)
+def test_a_gate_that_would_not_be_made_is_refused(tmp_path: Path, checks: str, key: str) -> None:
+    with pytest.raises(RefusedError) as refused:
+        load(edit(write_job(tmp_path), "decoding:\n", f"checks:\n  {checks}\ndecoding:\n"))
+    (problem,) = refused.value.problems
+    assert problem.key == key
+    assert "it would never stop a release" in problem.what
+    assert "out" in problem.fix
+
+
+def test_keys_that_do_nothing_yet_are_warned_about(tmp_path: Path) -> None:
+    text = 'run: {deadline: 20h, budget: 50 USD}\nnightly: {window: "01:00-07:00 Europe/Berlin"}\ndecoding:\n'
+    warnings = check_job(load(edit(write_job(tmp_path), "decoding:\n", text)), engine="scripted").warnings
+    for key in ("run.deadline", "run.budget", "nightly"):
+        assert f"`{key}` is not acted on yet: it changes nothing" in warnings
 
 
 @pytest.mark.parametrize(
@@ -66,6 +91,27 @@ def test_anchors_are_refused(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("a: &x [1]\nb: [*x, *x]\n", encoding="utf-8")
     with pytest.raises(RefusedError, match="anchors"):
         read_job_yaml(tmp_path / "job.yaml")
+
+
+def test_a_job_file_that_is_a_link_has_the_name_and_the_files_of_the_folder_it_stands_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = write_job(tmp_path, "a"), write_job(tmp_path, "b")
+    edit(second.with_name("prompt.md"), "You read", "You ignore")
+    second.unlink()
+    second.symlink_to("../a/job.yaml")
+    job = load(second)
+    assert (job.name, job.folder, job.source_uri) == ("b", second.parent, str(second.parent / "tickets.jsonl"))
+    assert job.prompt_text == job.prompt_file.read_text()
+    assert "You ignore" in job.prompt_text
+    assert load(first).name == "a"
+    monkeypatch.chdir(second.parent)
+    environment = {"MODELS": str(tmp_path / "models")}
+    assert [load_job(Path(name), environment=environment).name for name in ("job.yaml", "../a/job.yaml", "../b/job.yaml")] == [
+        "b",
+        "a",
+        "b",
+    ]
 
 
 def test_locations_are_resolved_from_the_job_folder_and_the_environment(tmp_path: Path) -> None:

@@ -365,6 +365,10 @@ TEXT = {"type": "string", "maxLength": 9}
             {**SCHEMA, "required": [], "properties": {"field_x": TEXT}},
             ("reserved_name", "properties.field_x", "none of", "field_x", "call it"),
         ),
+        (
+            {**SCHEMA, "required": [], "properties": {"__delta_rs_target": TEXT}},
+            ("reserved_name", "properties.__delta_rs_target", "or __", "__delta_rs_target", "answer_delta_rs_target"),
+        ),
         ({**SCHEMA, "required": [], "properties": {"a b": TEXT}}, ("property_name", "properties.a b", "[A-Za-z_]", "a b", "rename")),
         ({**SCHEMA, "required": [], "properties": {"a": TEXT, "A": TEXT}}, ("property_case", "properties.A", "one", "a and A", "rename")),
         (schema_with({**TEXT, "pattern": "("}), ("not_a_schema", None, "draft 2020-12", '"("', "correct")),

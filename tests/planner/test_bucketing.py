@@ -11,6 +11,7 @@ from batch_assets.core.records import bucket_of, key_hash
 from batch_assets.core.spec import InputRules, SourceKind
 from batch_assets.flows import bucketing
 from batch_assets.flows.bucketing import Buckets
+from batch_assets.stores import source_text
 from batch_assets.stores.snapshots import pin_snapshot
 from batch_assets.stores.spill import Spill
 
@@ -72,6 +73,16 @@ def test_rows_that_share_an_id_become_one_with_their_number_within_and_between_r
     assert dict(repeated.select("record_id", "copies").iter_rows()) == {"T-299": 2, "T-7": 3}
     assert (made.tally.rows, made.tally.repeated) == (303, 3)
     assert sorted(made.tally.repeated_examples) == ["T-299", "T-7"]
+
+
+def test_ids_whose_rows_differ_in_acl_are_counted_once_within_and_between_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_buckets: None
+) -> None:
+    monkeypatch.setattr(source_text, "READ_BYTES", 256)
+    within = [{"id": "T-1", "body": "again", "acl": "other"}, {"id": "T-2", "body": "again", "acl": "support"}]
+    between = [{"id": record_id, "body": "and again", "acl": acl} for record_id, acl in (("T-1", "third"), ("T-3", None), ("T-3", "x"))]
+    made, _ = buckets_of(source(tmp_path, [*tickets(10), *within, *tickets(300)[10:], *between]))
+    assert (made.tally.repeated, made.tally.at_odds, sorted(made.tally.at_odds_examples)) == (5, 2, ["T-1", "T-3"])
 
 
 def test_one_id_in_every_row_is_one_row(tmp_path: Path, small_buckets: None) -> None:

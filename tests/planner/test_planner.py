@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -19,6 +20,7 @@ from batch_assets.core.records import TO_ANSWER, key_hash
 from batch_assets.engines.tokenizers import BYTES_PER_TOKEN
 from batch_assets.flows import bucketing, planner
 from batch_assets.flows.planner import PlanReport, plan
+from batch_assets.stores import source_text
 from batch_assets.stores.frozen_input import frozen_schema
 from batch_assets.stores.installation import Installation
 from batch_assets.stores.job_folders import Job, load_job
@@ -115,6 +117,19 @@ def test_a_frozen_row_holds_what_the_job_says_and_nothing_else(installation: Ins
     }
 
 
+def test_a_column_that_is_also_a_label_keeps_its_value_for_every_other_use(
+    installation: Installation, make_job: MakeJob, tmp_path: Path
+) -> None:
+    pl.DataFrame(records(3)).write_csv(tmp_path / "t.csv")
+    job = make_job(table=tmp_path / "t.csv")
+    labels = {"category": "acl", "summary": "ticket_id"}
+    changed = job.job_file.input.model_copy(update={"labels": labels, "segment": "acl", "record_class": "ticket_id"})
+    job = replace(job, job_file=job.job_file.model_copy(update={"input": changed}))
+    row = frozen_rows(installation, plan(installation, job)).sort("record_id").row(0, named=True)
+    assert [row[name] for name in ("record_id", "acl", "segment", "record_class")] == ["T-000000", "support", "support", "T-000000"]
+    assert row["labels"] == '{"category":"support","summary":"T-000000"}'
+
+
 def nasty() -> list[dict[str, object]]:
     sound = {"acl": "support", "market": "de", "gold": "bug"}
     return [
@@ -166,6 +181,31 @@ def test_the_details_of_what_is_set_aside_hold_no_record_text(installation: Inst
     }
     assert len(details) >= 3
     assert not any("SECRET" in str(detail) for detail in details)
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [("acl", ("secret", None)), ("acl", ("zz-secret", "aa-public")), ("market", ("de", "us"))],
+    ids=["no acl", "another acl", "another segment"],
+)
+@pytest.mark.parametrize("buffer_rows", [2, 100], ids=["in two runs", "in one run"])
+def test_rows_of_one_id_that_differ_in_acl_or_segment_are_refused_because_nobody_can_tell_who_may_read_them(  # noqa: PLR0917
+    installation: Installation,
+    make_job: MakeJob,
+    monkeypatch: pytest.MonkeyPatch,
+    buffer_rows: int,
+    column: str,
+    values: tuple[str | None, ...],
+) -> None:
+    monkeypatch.setattr(bucketing, "BUFFER_ROWS", buffer_rows)
+    monkeypatch.setattr(source_text, "READ_BYTES", 64)
+    sound = records(6)
+    pair = [{**sound[0], "ticket_id": "twice", column: value} for value in values]
+    with pytest.raises(RefusedError, match=r"differ in who may read them.*: twice\n.*\n?.*1 ids whose rows differ"):
+        plan(installation, make_job([pair[0], *sound, pair[1]], duplicates="set_aside"))
+    assert installation.register.versions("tickets") == []
+    report = plan(installation, make_job([pair[0], *sound, pair[0]], duplicates="set_aside"))
+    assert classes(installation, report) == {"twice": ("duplicate_id", "2 rows share this id")}
 
 
 def with_policy(job: Job, policy: str) -> object:
@@ -343,6 +383,33 @@ def test_a_planner_that_dies_leaves_an_unused_attempt_and_the_next_one_completes
     assert frozen_rows(installation, report).height == 30
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"run": {"shard_records": 10}}, {"owners": ["team:others"]}, {"table": True}, {"model": True}],
+    ids=["shard size", "owners", "moved table", "moved model"],
+)
+def test_a_planner_that_died_does_not_bind_the_next_one_to_what_is_no_part_of_the_identity(
+    installation: Installation, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, change: Mapping[str, object]
+) -> None:
+    job = make_job(records(30))
+    with monkeypatch.context() as dying:
+        dying.setattr(planner, "_freeze", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            plan(installation, job)
+    if "table" in change:
+        (tmp_path / "moved").mkdir()
+        job = replace(job, source_uri=str(shutil.move(job.source_uri, tmp_path / "moved")))
+    elif "model" in change:
+        job = replace(job, model_path=str(shutil.move(job.model_path, tmp_path / "moved model")))
+    else:
+        job = replace(job, job_file=type(job.job_file).model_validate({**job.job_file.model_dump(exclude_unset=True), **change}))
+    report = plan(installation, job)
+    spec = installation.specs().read("tickets", report.version)
+    assert (report.kind, len(installation.register.versions("tickets"))) == ("full", 1)
+    assert (spec.shard_records, list(spec.owners)) == (job.job_file.run.shard_records, job.job_file.owners)
+    assert (spec.snapshot.uri, spec.model_path) == (job.source_uri, job.model_path)
+
+
 def test_of_two_planners_at_once_one_attempt_counts(installation: Installation, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     job = make_job(records(30))
     activate = installation.register.activate
@@ -371,6 +438,13 @@ def test_a_pilot_is_a_version_of_its_own_with_that_many_records(installation: In
     assert pilot.version != full.version
     assert again.version == pilot.version
     assert set(frozen_rows(installation, pilot)["record_id"]) < set(frozen_rows(installation, full)["record_id"])
+
+
+@pytest.mark.parametrize("pilot", [-3, 0])
+def test_a_pilot_of_no_records_is_refused(installation: Installation, make_job: MakeJob, pilot: int) -> None:
+    with pytest.raises(RefusedError, match=f"at least 1.*found {pilot}"):
+        plan(installation, make_job(records(5)), pilot=pilot)
+    assert installation.register.versions("tickets") == []
 
 
 def test_what_a_sensor_may_not_start_is_born_held_for_approval(installation: Installation, make_job: MakeJob) -> None:

@@ -1,6 +1,7 @@
 """Pinning and reading a source: what is read is what was pinned, one bad line is one bad record, memory is bounded elsewhere."""
 
 import json
+import shutil
 from pathlib import Path
 
 import polars as pl
@@ -8,6 +9,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from batch_assets.core.errors import RefusedError
+from batch_assets.core.identity import digest_of
 from batch_assets.core.spec import Snapshot, SourceKind
 from batch_assets.stores import source_tables, source_text
 from batch_assets.stores.snapshots import MALFORMED, kind_of, pin_snapshot, read_batches, source_columns, source_size
@@ -202,7 +204,7 @@ def test_labels_may_be_any_scalar_and_come_as_json(tmp_path: Path) -> None:
     path = jsonl_file(
         tmp_path, {"id": "1", "gold": 'b"x'}, {"id": "2", "gold": 3}, {"id": "3", "gold": True}, {"id": "4"}, {"id": "5", "gold": [1]}
     )
-    assert [row[1:] for row in rows(path, ["id", "gold"], ("gold",))] == [
+    assert [row[1:] for row in rows(path, ["id"], ("gold",))] == [
         ('"b\\"x"', None),
         ("3", None),
         ("true", None),
@@ -217,8 +219,29 @@ def test_labels_may_be_any_scalar_and_come_as_json(tmp_path: Path) -> None:
         ([True, None], ["true", None]),
     ):
         pl.DataFrame({"id": ["1", "2"], "gold": values}).write_parquet(parquet)
-        assert [row[1] for row in rows(parquet, ["id", "gold"], ("gold",))] == texts
-    assert [row[1] for row in rows(csv_file(tmp_path, "id,gold\n1,3\n"), ["id", "gold"], ("gold",))] == ['"3"']
+        assert [row[1] for row in rows(parquet, ["id"], ("gold",))] == texts
+    assert [row[1] for row in rows(csv_file(tmp_path, "id,gold\n1,3\n"), ["id"], ("gold",))] == ['"3"']
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "delta"])
+def test_a_column_that_is_also_a_label_comes_as_it_is_and_as_json(tmp_path: Path, kind: str) -> None:
+    frame = pl.DataFrame({"id": ["1"], "gold": ['b"x']})
+    path = tmp_path / ("table" if kind == "delta" else f"t.{kind}")
+    write = {"csv": frame.write_csv, "jsonl": frame.write_ndjson, "parquet": frame.write_parquet}
+    if kind == "delta":
+        write_deltalake(path, frame)
+    else:
+        write[kind](path)
+    assert rows(path, ["id", "gold"], ("gold", "id")) == [("1", 'b"x', '"b\\"x"', '"1"', None)]
+
+
+def test_a_label_beyond_all_floats_is_malformed_because_json_has_no_infinity(tmp_path: Path) -> None:
+    path = jsonl_file(tmp_path, b'{"id": "1", "gold": 1e999}', b'{"id": "2", "gold": -1e999}', {"id": "3", "gold": 1e300})
+    assert rows(path, ["id"], ("gold",)) == [
+        ("1", None, "line 1: gold holds a number beyond all floats"),
+        ("2", None, "line 2: gold holds a number beyond all floats"),
+        ("3", "1e+300", None),
+    ]
 
 
 # ---- parquet and Delta
@@ -295,6 +318,28 @@ def test_another_table_under_the_same_path_is_refused(table: Path) -> None:
     old = at_version(table, 2)
     with pytest.raises(RefusedError, match="changed"):
         list(read_batches(Snapshot(kind=SourceKind.DELTA, uri=old.uri, table_id="another", table_version=2), COLUMNS))
+
+
+def test_a_table_restored_from_a_backup_and_written_to_anew_is_another_snapshot_under_the_same_label(table: Path, tmp_path: Path) -> None:
+    rows_then = pl.DataFrame({"id": ["1"], "text": ["a"], "market": ["de"], "more": ["m"]})
+    shutil.copytree(table, tmp_path / "backup")
+    write_deltalake(table, rows_then, mode="append")
+    first = pinned(table)
+    shutil.rmtree(table)
+    shutil.copytree(tmp_path / "backup", table)
+    write_deltalake(table, rows_then.with_columns(id=pl.lit("2")), mode="append")
+    second = pinned(table)
+    assert (second.table_id, second.table_version, second.label) == (first.table_id, first.table_version, first.label)
+    assert second.digest != first.digest
+    with pytest.raises(RefusedError, match="changed"):
+        list(read_batches(first, COLUMNS))
+    assert pinned(Path(shutil.copytree(table, tmp_path / "copy"))).digest == second.digest
+
+
+def test_a_snapshot_that_was_stored_without_the_content_of_its_table_keeps_its_digest(table: Path) -> None:
+    old = at_version(table, 2)
+    assert old.digest == digest_of({"kind": "delta", "table_id": old.table_id, "version": 2})
+    assert next(iter(read_batches(old, ["id"]))).frame["id"].to_list() == ["9"]
 
 
 def test_a_table_with_deletion_vectors_is_refused_because_deleted_rows_would_come_back(table: Path) -> None:

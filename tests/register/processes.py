@@ -1,9 +1,10 @@
 """What the tests of real processes run: `python -m tests.register.processes ROLE URL …`. Says `ready`, waits for a line, then acts."""
 
 import sys
+import time
 
 from batch_assets.core.errors import StaleLeaseError
-from batch_assets.core.leasing import ShardState
+from batch_assets.core.leasing import LeaseObserver, ShardState
 from batch_assets.stores.register import Lease, Register
 
 
@@ -56,6 +57,38 @@ def finish(register: Register, lease: Lease) -> None:
         say("staged", lease.shard, lease.epoch)
 
 
+def work(url: str, job: str, version: str, worker: str, seconds: str) -> None:
+    """Claims one shard, renews it several times a second for that long, and stages it."""
+    register = Register(url, pooled=False)
+    register.create()
+    say("ready")
+    sys.stdin.readline()
+    say("believes", time.time())
+    lease = register.claim(job=job, version=version, worker=worker)
+    assert lease is not None
+    end_s = time.monotonic() + float(seconds)
+    while time.monotonic() < end_s:
+        register.renew(lease)
+        time.sleep(0.3)
+    finish(register, lease)
+
+
+def lead(url: str, job: str, version: str, lease_s: str, seconds: str) -> None:
+    """Ends lapsed leases, as a supervisor does, for that long."""
+    register = Register(url)
+    register.create()
+    observer: LeaseObserver[tuple[int, int]] = LeaseObserver(lease_s=float(lease_s))
+    say("ready")
+    sys.stdin.readline()
+    say("believes", time.time())
+    end_s = time.monotonic() + float(seconds)
+    while time.monotonic() < end_s:
+        for seen in register.lapsed(job, version, observer=observer, now_s=time.monotonic()):
+            if register.expire(job=job, version=version, shard=seen.number, epoch=seen.epoch, renewals=seen.renewals):
+                say("expired", seen.number, seen.epoch)
+        time.sleep(0.2)
+
+
 def create(url: str) -> None:
     """Creates the tables and reads one."""
     register = Register(url)
@@ -66,4 +99,4 @@ def create(url: str) -> None:
 
 
 if __name__ == "__main__":
-    {"contend": contend, "create": create}[sys.argv[1]](*sys.argv[2:])
+    {"contend": contend, "create": create, "lead": lead, "work": work}[sys.argv[1]](*sys.argv[2:])

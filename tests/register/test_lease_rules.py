@@ -82,8 +82,8 @@ def test_every_hold_is_of_a_version_or_of_a_job():
     assert not VERSION_HOLDS & JOB_HOLDS
 
 
-def test_a_committed_shard_is_moved_by_nothing():
-    assert not [move for move in ShardMove if may_move(move, ShardState.COMMITTED)]
+def test_a_committed_shard_is_moved_by_a_redrive_alone():
+    assert [move for move in ShardMove if may_move(move, ShardState.COMMITTED)] == [ShardMove.REDRIVE]
 
 
 def test_every_shard_can_still_reach_committed_until_it_is():

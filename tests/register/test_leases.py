@@ -316,11 +316,12 @@ def test_a_shard_that_avoids_a_worker_goes_to_another(register: Register, versio
     assert shard(register, version).avoid_worker is None
 
 
-def test_a_fleet_of_one_may_take_the_shard_that_avoids_it(register: Register, version: str):
-    start(register, version, "a", "b")
+def test_a_fleet_of_one_takes_the_shard_that_avoids_it_under_another_name(register: Register, version: str):
+    start(register, version, "a")
     register.release(claim(register, version, "a"), end=LeaseEnd.RELEASED, avoid_worker="a")
-    register.worker_gone("b")
-    assert claim(register, version, "a").shard == 1
+    assert claim(register, version, "a").shard == 2
+    register.worker_gone("a")
+    assert claim(register, version, "a2").shard == 1
 
 
 def test_a_shard_that_nobody_else_came_for_forgets_whom_it_avoids(register: Register, version: str):

@@ -5,6 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from batch_assets.core.breakers import (
+    COMPARED_MIN,
+    LOST_IN_A_ROW_MAX,
+    ROW_BELIEVED_MAX,
+    ROW_MAX,
+    SAMPLE_MIN,
+    UNFIT_IN_A_ROW_MAX,
+)
 from batch_assets.core.leasing import (
     LOSSES_MAX,
     RETURNED_MAX,
@@ -16,6 +24,8 @@ from batch_assets.core.leasing import (
     VersionState,
     losses_after,
 )
+from batch_assets.core.retries import PARTS
+from batch_assets.core.supervision import EXIT_UNFIT, STARTS_PER_WORKER_MINUTE_MAX
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "states.md").read_text()
 
@@ -69,3 +79,19 @@ def test_the_bounds_are_those_of_the_code():
 
 def test_every_hold_of_a_version_is_named():
     assert all(f"`{reason}`" in DOCUMENT for reason in VERSION_HOLDS)
+
+
+def test_the_bounds_of_the_breakers_are_those_of_the_code():
+    budgets = " ".join(cell for cells in table_rows("| what ended |") for cell in cells)
+    assert f"{LOST_IN_A_ROW_MAX} in a row for each place" in budgets
+    assert f"{UNFIT_IN_A_ROW_MAX} in a row with no answer" in budgets
+    assert f"{LOSSES_MAX} losses" in budgets
+    doubts = " ".join(cell for cells in table_rows("| doubt |") for cell in cells)
+    assert f"more than {ROW_BELIEVED_MAX} failures in a row" in doubts
+    assert f"{ROW_MAX} failures in a row" in doubts
+    assert f"{SAMPLE_MIN} failures or more" in doubts
+    assert f"{COMPARED_MIN} failures, and at each doubling" in doubts
+    suspects = " ".join(cell for cells in table_rows("| the log says |") for cell in cells)
+    assert f"at most {PARTS} groups" in suspects
+    assert f"exit code {EXIT_UNFIT}" in DOCUMENT
+    assert f"{STARTS_PER_WORKER_MINUTE_MAX} starts" in " ".join(DOCUMENT.split())

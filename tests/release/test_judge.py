@@ -196,6 +196,22 @@ def test_an_answer_for_a_record_that_was_set_aside_is_found(installation: Instal
     assert f"not as frozen (disposition): {empty}." in message(verdict, CheckName.COVERAGE)
 
 
+def test_a_record_set_aside_has_no_attempt(installation: Installation) -> None:
+    empty = "T-00039"
+    verdict = judged(
+        installation, lambda rows: rows.with_columns(attempt=pl.when(pl.col("record_id") == empty).then(1).otherwise("attempt"))
+    )
+    assert f"not as frozen (disposition): {empty}." in message(verdict, CheckName.COVERAGE)
+
+
+def test_an_answered_record_cannot_become_one_that_was_set_aside(installation: Installation) -> None:
+    nothing = dict.fromkeys(("category", "summary", "entities"), pl.lit(None))
+    gone = of_victim(outcome=pl.lit("dead_letter"), dead_class=pl.lit("empty"), attempt=pl.lit(0), **nothing)
+    verdict = judged(installation, gone)
+    assert failed(verdict) == [CheckName.COVERAGE]
+    assert f"1 record not as frozen (disposition): {VICTIM}." in message(verdict, CheckName.COVERAGE)
+
+
 def test_a_wrong_hash_is_found_though_the_id_is_right(installation: Installation) -> None:
     verdict = judged(installation, of_victim(key_hash=pl.col("key_hash") + 1))
     assert CheckName.COVERAGE in failed(verdict)

@@ -145,6 +145,44 @@ def test_a_verdict_that_is_made_again_decides_with_the_limits_of_now(installatio
         publish(installation, job=JOB, version=third.version, alias=ALIAS, by="anna", checks=STRICT)
 
 
+def test_a_verdict_made_under_laxer_limits_than_those_of_now_is_made_again(installation: Installation) -> None:
+    report = judged_release(installation)
+    with pytest.raises(GateFailedError, match=r"0\.5 %"):
+        publish(installation, job=JOB, version=report.version, alias=ALIAS, by="anna", checks=STRICT)
+    assert live(installation) is None
+    assert publish(installation, job=JOB, version=report.version, alias=ALIAS, by="anna", checks=LENIENT).changed
+
+
+def test_a_verdict_row_that_lacks_checks_is_no_pass_and_is_made_again(installation: Installation) -> None:
+    report = judged_release(installation, checks=STRICT)
+    (row,) = installation.register.verdicts(report.release_id)
+    for kept in ([], [check for check in row.payload["checks"] if check["name"] != "dead_letters"]):
+        payload = {**row.payload, "checks": kept}
+        installation.register.add_verdict(release_id=report.release_id, release_digest=report.digest, passed=True, payload=payload)
+        verdict = latest_verdict(installation, job=JOB, release_id=report.release_id)
+        assert verdict is not None
+        assert not verdict.passed
+        assert "dead_letters" in [problem.key for problem in verdict.problems]
+        with pytest.raises(GateFailedError, match=r"5\.00 % dead letters"):
+            go(installation, report)
+    assert live(installation) is None
+
+
+def test_an_edited_alias_gets_the_release_and_what_follows(installation: Installation) -> None:
+    """The old alias stays as it is; under the new one everything works as if it had always been called so."""
+    first, second = judged_release(installation, number=1), judged_release(installation, number=2)
+    go(installation, first)
+    moved = publish(installation, job=JOB, version=first.version, alias="other", by="anna")
+    assert (moved.changed, moved.revision, moved.previous_version) == (True, 1, None)
+    assert publish(installation, job=JOB, version=second.version, alias="other", by="anna").changed
+    assert rollback(installation, job=JOB, alias="other", reason="wrong", by="ben").version == first.version
+    with pytest.raises(RefusedError, match="is withdrawn"):
+        publish(installation, job=JOB, version=second.version, alias=ALIAS, by="anna")
+    row = live(installation)
+    assert row is not None
+    assert row.version == first.version
+
+
 def test_publish_goes_forward_only(installation: Installation) -> None:
     first = judged_release(installation, number=1)
     second = judged_release(installation, number=2)
@@ -253,12 +291,24 @@ def test_a_second_rollback_does_not_return_to_what_was_withdrawn(installation: I
     assert two.first.version == getattr(live(installation), "version", None)
 
 
-def test_a_mistaken_rollback_is_undone_by_naming_the_version(installation: Installation, two: Two) -> None:
+def test_a_rollback_to_what_was_withdrawn_is_refused_in_words(installation: Installation, two: Two) -> None:
     back(installation)
-    report = back(installation, version=two.second.version, reason="it was right after all")
-    assert report.version == two.second.version
-    assert state(installation, two.second) is ReleaseState.PUBLISHED
-    assert state(installation, two.first) is ReleaseState.PUBLISHED
+    with pytest.raises(RefusedError, match=f"{two.second.version} .* was withdrawn by an earlier rollback"):
+        back(installation, version=two.second.version, reason="it was right after all")
+    assert two.first.version == getattr(live(installation), "version", None)
+
+
+def test_a_second_rollback_goes_further_back(installation: Installation, two: Two) -> None:
+    go(installation, judged_release(installation, number=3))
+    assert [back(installation).version, back(installation).version] == [two.second.version, two.first.version]
+
+
+def test_a_default_target_that_another_rollback_took_meanwhile_is_a_conflict(installation: Installation, two: Two) -> None:
+    go(installation, judged_release(installation, number=3))
+    chosen = publishing.previous_release(installation, job=JOB, alias=ALIAS).version
+    back(installation)
+    with pytest.raises(ConflictError, match="moved by somebody else"):
+        rollback(installation, job=JOB, alias=ALIAS, version=chosen, previous=True, reason="wrong", by="anna")
 
 
 def test_a_rollback_to_a_damaged_release_is_refused_before_anything_changes(installation: Installation, two: Two) -> None:

@@ -4,10 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import duckdb
 import polars as pl
 import pytest
 
-from batch_assets.core.errors import RefusedError
+from batch_assets import reading
+from batch_assets.core.errors import RefusedError, UnfitEnvironmentError
 from batch_assets.core.validation import CheckSettings
 from batch_assets.flows.judge import judge
 from batch_assets.flows.publish import publish
@@ -105,6 +107,9 @@ def test_a_wrong_query_is_refused_with_the_views_that_exist(installation: Instal
         "create table kept as select * from tickets",
         "attach '{there}'; select 1",
         "install httpfs",
+        "explain analyze copy (select 1 as x) to '{there}'",
+        "explain analyze create table kept as select 1",
+        "explain select 1",
     ],
 )
 def test_a_query_only_reads(installation: Installation, root: str, tmp_path: Path, sql: str) -> None:
@@ -115,9 +120,9 @@ def test_a_query_only_reads(installation: Installation, root: str, tmp_path: Pat
     assert not there.exists()
 
 
-def test_a_query_may_explain_describe_and_pivot(installation: Installation, root: str) -> None:
+def test_a_query_may_describe_and_pivot(installation: Installation, root: str) -> None:
     published(installation)
-    for sql in ("explain select 1", "describe tickets", "pivot (select category from tickets) on category in ('bug') using count(*)"):
+    for sql in ("describe tickets", "pivot (select category from tickets) on category in ('bug') using count(*)"):
         assert not query(sql, root=root).is_empty()
 
 
@@ -146,3 +151,67 @@ def test_reading_needs_neither_dagster_nor_the_register(installation: Installati
 def test_any_reader_of_delta_tables_can_read_a_release(installation: Installation) -> None:
     report = published(installation)
     assert pl.scan_delta(report.uri).collect().height == 40
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "select * from read_text('{there}')",
+        "select * from glob('{there}*')",
+        "select * from query('copy (select 1) to ''{there}''')",
+        "select * from read_parquet('{release}/*.parquet')",
+    ],
+)
+def test_a_query_sees_no_other_file(installation: Installation, root: str, tmp_path: Path, sql: str) -> None:
+    release = published(installation)
+    there = tmp_path / "there"
+    there.write_text("secret")
+    with pytest.raises(RefusedError):
+        query(sql.format(there=there, release=release.uri), root=root)
+    assert there.read_text() == "secret"
+
+
+def test_the_connection_of_a_query_cannot_be_opened_again(installation: Installation, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even when a statement that is no SELECT came through."""
+    published(installation)
+    monkeypatch.setattr(reading, "READING", tuple(duckdb.StatementType.__members__.values()))
+    for sql in ("set enable_external_access = true", "set allowed_paths = ['/etc']", "reset lock_configuration"):
+        with pytest.raises(RefusedError, match="configuration"):
+            query(sql, root=root)
+
+
+@pytest.mark.parametrize("damage", [b"", b'{"protocol":{"minReaderVersion":1,', b'{"commitInfo":{}}\n'])
+def test_a_damaged_log_is_named_when_its_alias_is_asked_and_stops_no_other(installation: Installation, root: str, damage: bytes) -> None:
+    published(installation)
+    broken = published(installation, number=2, alias="broken")
+    Path(broken.uri, "_delta_log", f"{0:020d}.json").write_bytes(damage)
+    assert query("select count(*) from tickets", root=root).item() == 40
+    with pytest.raises(RefusedError, match="broken cannot be read: this release is not what was built"):
+        query("select count(*) from broken", root=root)
+    with pytest.raises(UnfitEnvironmentError, match="not what was built and judged"):
+        judge(installation, job=JOB, version=broken.version, checks=CheckSettings(dead_letters_max=0.1))
+    assert build_release(installation, job=JOB, version=broken.version).built
+
+
+@pytest.mark.parametrize("damage", [b"", b"PAR1"])
+def test_a_damaged_file_is_named_when_its_alias_is_asked_and_stops_no_other(installation: Installation, root: str, damage: bytes) -> None:
+    published(installation)
+    broken = published(installation, number=2, alias="broken")
+    Path(broken.uri, release_files(broken.uri)[0].name).write_bytes(damage)
+    assert query("select count(*) from tickets", root=root).item() == 40
+    with pytest.raises(RefusedError, match="broken cannot be read"):
+        query("select count(*) from broken", root=root)
+    with pytest.raises(UnfitEnvironmentError, match="not what was built and judged"):
+        installation.releases(job=JOB).columns(broken.release_id)
+
+
+@pytest.mark.parametrize("name", ["acl=public/segment=eu", "x[1]", "st*r", "q?m", "outcome=result"])
+def test_a_root_of_any_name_is_read_as_it_stands(tmp_path: Path, name: str) -> None:
+    """No part of a path is taken for a column, and none for a pattern, also beside a folder that it would match."""
+    for each in ("star", "x1", "qam", name):
+        published(open_installation(tmp_path / each), records=10 if each == name else 20)
+    root = str(tmp_path / name)
+    assert read_alias(ALIAS, root=root).select("acl", "segment", "outcome").unique().collect().height > 2
+    found = query("select count(*), count(distinct acl), count(distinct segment), count(distinct outcome) from tickets", root=root)
+    assert found.rows() == [(10, 2, 3, 2)]
+    assert read_record(ALIAS, ["T-00003"], root=root)["acl"].to_list() == ["legal"]

@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import pytest
 
 from batch_assets.core.answers import AnswerChecker
+from batch_assets.core.breakers import Evidence
 from batch_assets.core.ports import Completion, EngineConfig, Request
 from batch_assets.core.prompting import PromptRenderer, parse_prompt
 from batch_assets.core.request_ids import request_parts
@@ -19,6 +22,7 @@ from tests.support.jobs import PROMPT
 from tests.support.versions import Planned, plan_by_hand
 
 TURN_S = 0.1
+RESTARTS_MAX = 20
 POINTS_MAX = 20_000  # a loop that yields more often than this hangs
 
 
@@ -56,6 +60,9 @@ class Driven:
     now_s: list[float]
     points: list[Point] = field(default_factory=list)
     leases_max: int = 0
+    worker_id: str = ""
+    restarts: int = 0
+    make: Callable[[str], Worker] = field(default=lambda _: pytest.fail("no way to make another"))
     notes: list[tuple[str, Mapping[str, object]]] = field(default_factory=list)
 
     def turns(self) -> Iterator[Point]:
@@ -76,10 +83,19 @@ class Driven:
         raise AssertionError("the worker ended before that")
 
     def finish(self) -> None:
-        """Drives until every shard is staged, then tells the worker to stop."""
-        for point in self.turns():
-            if point is Point.IDLE and not open_shards(self.planned):
-                self.worker.stop()
+        """Drives until every shard is staged, then tells the worker to stop.
+
+        A worker that left for the sake of a last attempt is followed by another one with the same engine, as a supervisor would start it.
+        """
+        for _ in range(RESTARTS_MAX):
+            for point in self.turns():
+                if point is Point.IDLE and not open_shards(self.planned):
+                    self.worker.stop()
+            if not open_shards(self.planned):
+                return
+            self.restarts += 1
+            self.worker = self.make(f"{self.worker_id}.{self.restarts}")
+        raise AssertionError("the shards are not finished, whoever works on them")
 
 
 class LatePuts:
@@ -158,20 +174,23 @@ def drive(
     )
     now_s = [1000.0]
     notes: list[tuple[str, Mapping[str, object]]] = []
-    worker = Worker(
-        job=planned.job,
-        version=planned.version,
-        worker_id=worker_id,
-        register=planned.installation.register,
-        shards=VersionShards(planned.installation),
-        engine=engine,
-        tools=tools,
-        answer_timeout_s=answer_timeout_s,
-        flush_s=flush_s,
-        clock=lambda: now_s[0],
-        note=lambda event, **data: notes.append((event, data)),
-    )
-    return Driven(worker, engine, counters, planned, now_s, notes=notes)
+
+    def make(name: str) -> Worker:
+        return Worker(
+            job=planned.job,
+            version=planned.version,
+            worker_id=name,
+            register=planned.installation.register,
+            shards=VersionShards(planned.installation),
+            engine=engine,
+            tools=replace(tools, evidence=Evidence()),
+            answer_timeout_s=answer_timeout_s,
+            flush_s=flush_s,
+            clock=lambda: now_s[0],
+            note=lambda event, **data: notes.append((event, data)),
+        )
+
+    return Driven(make(worker_id), engine, counters, planned, now_s, notes=notes, worker_id=worker_id, make=make)
 
 
 def open_shards(planned: Planned) -> list[int]:

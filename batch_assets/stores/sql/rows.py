@@ -208,10 +208,10 @@ def version_of(row: RowMapping) -> VersionRow:
 
 
 def shard_of(row: RowMapping) -> ShardRow:
-    """A row of `shards`."""
+    """A row of `shards`, without `renewed_at`: that is for the database to compare with its own clock."""
     return _row(
         ShardRow,
-        row,
+        {name: value for name, value in row.items() if name != "renewed_at"},
         state=ShardState(row["state"]),
         previous_end=LeaseEnd(row["previous_end"]) if row["previous_end"] else None,
         staged_rounds=rounds_of(row["staged_rounds"]),
@@ -248,6 +248,6 @@ def rounds_stored(rounds: Mapping[int, int]) -> dict[str, int]:
     return {str(number): slots for number, slots in rounds.items()}
 
 
-def _row(kind: type[Row], row: RowMapping, **read: Any) -> Row:
+def _row(kind: type[Row], row: Mapping[Any, Any], **read: Any) -> Row:
     # A table's columns and its dataclass's fields are the same names.
     return kind(**(dict(row) | read))

@@ -4,19 +4,20 @@ An UPDATE that changed nothing is looked at again in the same transaction: the s
 answered as if it had succeeded, anybody else is stale.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from datetime import timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, FromClause, Select, and_, exists, func, literal, or_, select, update
 
 from batch_assets.core.errors import GristmillError, StaleLeaseError
 from batch_assets.core.identity import shard_key
 from batch_assets.core.leasing import (
-    CLAIMING_STATES,
     SHARD_TRANSITIONS,
     Holding,
     LeaseEnd,
+    LeaseObserver,
     ShardMove,
     ShardState,
     VersionState,
@@ -27,9 +28,10 @@ from batch_assets.core.leasing import (
     state_after_end,
     state_after_return,
 )
+from batch_assets.stores.sql.database import utc_now
 from batch_assets.stores.sql.leads import Leads
 from batch_assets.stores.sql.rows import CommittedShard, Lease, ShardRow, rounds_stored, shard_of
-from batch_assets.stores.sql.tables import jobs, shards, versions, workers
+from batch_assets.stores.sql.tables import jobs, shards, versions
 
 NUMBERS_MAX = 1000  # shard numbers in one statement; SQLite allows 32,766 parameters
 
@@ -45,6 +47,11 @@ class LeasedShard(NamedTuple):
 
 class Shards(Leads):
     """The shards of versions. `job` and `version` are names, `shard` is a number."""
+
+    def __init__(self, url: str, *, now: Callable[[], str] = utc_now, pooled: bool = True) -> None:
+        super().__init__(url, now=now, pooled=pooled)
+        # Claims whose commit was not acknowledged, by job, version and worker: asked again, the worker gets that shard and no other.
+        self._unanswered: dict[tuple[str, str, str], Lease] = {}
 
     def want(self, *, job: str, version: str, shards: Collection[int] | None) -> None:
         """Makes these claimable (None: all), for as long as the version lives. Wanting again changes nothing."""
@@ -67,8 +74,11 @@ class Shards(Leads):
     def claim(self, *, job: str, version: str, worker: str) -> Lease | None:
         """The lowest wanted pending shard, under its next epoch; None when there is none or the version or job is held.
 
-        A shard that avoids this worker is left to others as long as others of the version live. Asking for nothing writes nothing.
+        A shard that avoids this worker is left to others. Asking for nothing writes nothing.
         """
+        unanswered = self._unanswered.pop((job, version, worker), None)
+        if unanswered is not None and self._is_held(unanswered):
+            return unanswered
         candidate = _candidate(job, version, worker)
         with self.reading() as connection:
             if connection.scalar(candidate) is None:
@@ -81,7 +91,7 @@ class Shards(Leads):
                 _T.c.number == candidate.with_for_update(skip_locked=True, of=_CANDIDATE).scalar_subquery(),
                 _T.c.state.in_(transition.sources),
             )
-            .values(state=transition.target, epoch=_T.c.epoch + 1, owner=worker, renewals=0, avoid_worker=None)
+            .values(state=transition.target, epoch=_T.c.epoch + 1, owner=worker, renewals=0, renewed_at=self.lease_clock, avoid_worker=None)
             .returning(*_T.c)
         )
         with self.writing() as connection:
@@ -89,13 +99,16 @@ class Shards(Leads):
             if row is None:
                 return None
             attempt = connection.scalar(select(versions.c.input_attempt).where(versions.c.job == job, versions.c.name == version))
-        assert attempt is not None, f"{version} is active without an input"
-        return _lease(shard_of(row), worker, attempt)
+            assert attempt is not None, f"{version} is active without an input"
+            lease = _lease(shard_of(row), worker, attempt)
+            self._unanswered[job, version, worker] = lease  # until the commit, which follows here, was heard of
+        del self._unanswered[job, version, worker]
+        return lease
 
     def renew(self, lease: Lease) -> None:
         """Raises StaleLeaseError. Fine after the holder's own `stage`."""
         with self.writing() as connection:
-            if not _move(connection, ShardMove.RENEW, lease, renewals=_T.c.renewals + 1):
+            if not _move(connection, ShardMove.RENEW, lease, renewals=_T.c.renewals + 1, renewed_at=self.lease_clock):
                 now = _holding(connection, lease)
                 if not is_past_renewing(now, epoch=lease.epoch, worker=lease.worker):
                     raise _stale(lease, now)
@@ -128,13 +141,18 @@ class Shards(Leads):
 
     def leased(self, job: str, version: str) -> list[LeasedShard]:
         """By number."""
-        statement = (
-            select(_T.c.number, _T.c.epoch, _T.c.renewals, _T.c.owner)
-            .where(_of(job, version), _T.c.state == ShardState.LEASED)
-            .order_by(_T.c.number)
-        )
-        with self.reading() as connection:
-            return [LeasedShard(*row) for row in connection.execute(statement)]
+        return self._leased(_of(job, version))
+
+    def lapsed(self, job: str, version: str, *, observer: LeaseObserver[tuple[int, int]], now_s: float) -> list[LeasedShard]:
+        """Leases to `expire`: not renewed for the observer's `lease_s`, by PostgreSQL's clock; on SQLite as this observer saw it.
+
+        A clock only proposes. A lease ends only if its counter is still the one that is returned here, so a wrong clock costs work.
+        """
+        if self.is_sqlite:
+            leases = {(lease.number, lease.epoch): lease for lease in self.leased(job, version)}
+            counters = {key: lease.renewals for key, lease in leases.items()}
+            return [leases[key] for key in observer.lapsed(counters, now_s=now_s)]
+        return self._leased(_of(job, version), _T.c.renewed_at <= self.lease_clock - timedelta(seconds=observer.lease_s))
 
     def expire(self, *, job: str, version: str, shard: int, epoch: int, renewals: int, end: LeaseEnd = LeaseEnd.EXPIRED) -> bool:
         """Ends a lease from outside, if it is still the one that was seen: not renewed since. True when this call ended it."""
@@ -151,7 +169,7 @@ class Shards(Leads):
 
     def staged(self, job: str, version: str, limit: int) -> list[ShardRow]:
         """What the committer has to do, by number."""
-        statement = select(_T).where(_of(job, version), _T.c.state == ShardState.STAGED).limit(limit)
+        statement = select(_T).where(_of(job, version), _in_states(_T, ShardState.STAGED)).limit(limit)
         with self.reading() as connection:
             return _rows(connection, statement)
 
@@ -210,7 +228,7 @@ class Shards(Leads):
 
     def unannounced(self, job: str, version: str) -> list[ShardRow]:
         """Committed shards that no run has announced yet, by number."""
-        statement = select(_T).where(_of(job, version), ~_T.c.announced, _T.c.state == ShardState.COMMITTED)
+        statement = select(_T).where(_of(job, version), ~_T.c.announced, _in_states(_T, ShardState.COMMITTED))
         with self.reading() as connection:
             return _rows(connection, statement)
 
@@ -221,6 +239,17 @@ class Shards(Leads):
                 announced = update(_T).where(_of(job, version), some, _T.c.state == ShardState.COMMITTED)
                 connection.execute(announced.values(announced=True))
 
+    def _is_held(self, lease: Lease) -> bool:
+        with self.reading() as connection:
+            now = _holding(connection, lease)
+        return now.state is ShardState.LEASED and (now.epoch, now.worker) == (lease.epoch, lease.worker)
+
+    def _leased(self, *which: ColumnElement[bool]) -> list[LeasedShard]:
+        columns = select(_T.c.number, _T.c.epoch, _T.c.renewals, _T.c.owner)
+        statement = columns.where(_in_states(_T, ShardState.LEASED), *which).order_by(_T.c.number)
+        with self.reading() as connection:
+            return [LeasedShard(*row) for row in connection.execute(statement)]
+
 
 _T = shards
 _CANDIDATE = shards.alias("candidate")  # a second name: as `shards` it would be taken for the table that is updated
@@ -230,16 +259,13 @@ _CANDIDATE = shards.alias("candidate")  # a second name: as `shards` it would be
 def _candidate(job: str, version: str, worker: str) -> Select[int]:
     active = exists().where(versions.c.job == job, versions.c.name == version, versions.c.state == VersionState.ACTIVE)
     held = exists().where(jobs.c.job == job, jobs.c.hold.is_not(None))
-    others = exists().where(
-        workers.c.job == job, workers.c.version == version, workers.c.state.in_(CLAIMING_STATES), workers.c.worker_id != worker
-    )
-    not_avoided = or_(_CANDIDATE.c.avoid_worker.is_(None), _CANDIDATE.c.avoid_worker != worker, ~others)
+    not_avoided = or_(_CANDIDATE.c.avoid_worker.is_(None), _CANDIDATE.c.avoid_worker != worker)
     return (
         select(_CANDIDATE.c.number)
         .where(
             _CANDIDATE.c.job == job,
             _CANDIDATE.c.version == version,
-            _CANDIDATE.c.state.in_(SHARD_TRANSITIONS[ShardMove.CLAIM].sources),
+            _in_states(_CANDIDATE, *SHARD_TRANSITIONS[ShardMove.CLAIM].sources),
             _CANDIDATE.c.wanted,
             not_avoided,
             active,
@@ -274,7 +300,12 @@ def _move(connection: Connection, move: ShardMove, lease: Lease, **values: Any) 
 
 
 def _in_sources(move: ShardMove) -> ColumnElement[bool]:
-    return _T.c.state.in_(SHARD_TRANSITIONS[move].sources)
+    return _in_states(_T, *SHARD_TRANSITIONS[move].sources)
+
+
+def _in_states(table: FromClause, *states: ShardState) -> ColumnElement[bool]:
+    """States stand in the statement's text, not among its parameters: only then a partial index is known to hold every row that counts."""
+    return or_(*(table.c.state == literal(state, literal_execute=True) for state in sorted(states)))
 
 
 def _of(job: str, version: str, shard: int | None = None) -> ColumnElement[bool]:
@@ -296,10 +327,10 @@ def _rows(connection: Connection, statement: Select[Any]) -> list[ShardRow]:
     return [shard_of(row) for row in connection.execute(statement.order_by(_T.c.number)).mappings()]
 
 
-def _row(connection: Connection, job: str, version: str, shard: int) -> ShardRow:
-    """Locked until the transaction ends. A shard that does not exist is a bug of the caller."""
-    statement = select(_T).where(_of(job, version, shard)).with_for_update()
-    row = connection.execute(statement).mappings().one_or_none()
+def _row(connection: Connection, job: str, version: str, shard: int, *, locked: bool = True) -> ShardRow:
+    """Locked until the transaction ends, unless said otherwise. A shard that does not exist is a bug of the caller."""
+    statement = select(_T).where(_of(job, version, shard))
+    row = connection.execute(statement.with_for_update() if locked else statement).mappings().one_or_none()
     if row is None:
         raise GristmillError(
             f"there is no shard {shard_key(version, shard)} of job {job}; please report this", shard=shard_key(version, shard)
@@ -315,7 +346,8 @@ def _without_cut(row: ShardRow) -> dict[str, Any]:
 
 
 def _holding(connection: Connection, lease: Lease) -> Holding:
-    row = _row(connection, lease.job, lease.version, lease.shard)
+    """Not locked: a worker's role may lock only what it may still change, and an answer needs no more than having been true."""
+    row = _row(connection, lease.job, lease.version, lease.shard, locked=False)
     return Holding(state=row.state, epoch=row.epoch, worker=row.owner, previous_end=row.previous_end, staged_slots=row.staged_slots)
 
 

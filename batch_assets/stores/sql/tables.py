@@ -1,9 +1,16 @@
-"""The register's tables. Columns and indexes only; what a state means is in `core/leasing.py`.
+"""The register's tables. Columns and indexes only; what a state means is in `core/leasing.py`, how a database gets them in `migrations/`.
 
-Times are ISO text in UTC and for display: nothing is decided by them. Every table is laid out by version (job, then version), so versions
-do not share pages of an index that is being changed. Portable SQL: the same on SQLite and PostgreSQL.
+Portable: the same on SQLite and PostgreSQL, where functions and policies come on top (`migrations/`). Times are ISO text in UTC and for
+display, except `renewed_at`: see `Database.lease_clock`.
+
+**Layout.** Every key and index begins with job and version, and a version's shards are inserted together: so versions change different
+pages, and a version that is done leaves the cache. Reads that recur each second (what may be claimed, is leased, staged, not announced)
+have a partial index each, which holds only the rows in that state, however many shards there are. An index whose columns or whose `where`
+name a column that an update changes makes PostgreSQL write every index anew; so no index names `renewals`, `renewed_at` or a worker's
+counters, and pages keep free space (`fillfactor`): a renewal or heartbeat then stays in its page and touches no index.
 """
 
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
@@ -11,6 +18,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    DateTime,
     Double,
     ForeignKey,
     ForeignKeyConstraint,
@@ -22,17 +30,12 @@ from sqlalchemy import (
     Text,
     TypedColumns,
     UniqueConstraint,
+    text,
 )
 
-SCHEMA_VERSION = 1  # raised with every change of a table; `Database.create` refuses another
+from batch_assets.core.leasing import ShardState
 
 metadata = MetaData()
-
-
-class SchemaColumns(TypedColumns):
-    """One row: which schema the file has."""
-
-    version = Column(Integer, primary_key=True, autoincrement=False)
 
 
 class JobColumns(TypedColumns):
@@ -90,6 +93,7 @@ class ShardColumns(TypedColumns):
     round = Column(Integer, nullable=False)
     owner: Named[str | None] = Column(Text)
     renewals = Column(Integer, nullable=False)
+    renewed_at: Named[datetime | None] = Column(DateTime(timezone=True))
     losses = Column(Integer, nullable=False)
     returned = Column(Integer, nullable=False)
     returned_reason: Named[str | None] = Column(Text)
@@ -117,6 +121,7 @@ class LeadColumns(TypedColumns):
     holder = Column(Text, nullable=False)
     generation = Column(Integer, nullable=False)
     renewals = Column(Integer, nullable=False)
+    renewed_at: Named[datetime | None] = Column(DateTime(timezone=True))
     released = Column(Boolean, nullable=False)
 
 
@@ -135,6 +140,15 @@ class WorkerColumns(TypedColumns):
     counters: Named[Any] = Column(JSON, nullable=False)
     started_at = Column(Text, nullable=False)
     engine_build: Named[str | None] = Column(Text)
+
+
+class WorkerLoginColumns(TypedColumns):
+    """One row per version whose workers have a login of their own (PostgreSQL): made once, so that adopted workers keep theirs."""
+
+    job = Column(Text, primary_key=True)
+    version = Column(Text, primary_key=True)
+    role = Column(Text, nullable=False)
+    password = Column(Text, nullable=False)
 
 
 class ReleaseColumns(TypedColumns):
@@ -169,7 +183,11 @@ def _of_version() -> ForeignKeyConstraint:
     return ForeignKeyConstraint(["job", "version"], ["versions.job", "versions.name"])
 
 
-schema = Table("register_schema", metadata, SchemaColumns)
+def _of_shards_in(state: ShardState, name: str, *columns: str, on_postgresql: str = "", on_sqlite: str = "") -> Index:
+    where = f"state = '{state}'"
+    return Index(name, "job", "version", *columns, postgresql_where=text(where + on_postgresql), sqlite_where=text(where + on_sqlite))
+
+
 jobs = Table("jobs", metadata, JobColumns)
 versions = Table(
     "versions",
@@ -184,11 +202,24 @@ shards = Table(
     metadata,
     ShardColumns,
     _of_version(),
-    # Claim takes the lowest wanted pending number from it, counts reads nothing else.
-    Index("shards_by_state", "job", "version", "state", "wanted", "number"),
-    Index("shards_by_announcement", "job", "version", "announced", "state", "number"),
+    Index("shards_by_state", "job", "version", "state"),  # counts reads nothing else
+    _of_shards_in(ShardState.PENDING, "shards_pending", "wanted", "number"),  # claim takes the first wanted one
+    _of_shards_in(ShardState.LEASED, "shards_leased", "number"),
+    _of_shards_in(ShardState.STAGED, "shards_staged", "number"),
+    _of_shards_in(  # SQLite has no booleans: each is written as its statements will be
+        ShardState.COMMITTED, "shards_unannounced", "number", on_postgresql=" and not announced", on_sqlite=" and announced = 0"
+    ),
+    postgresql_with={"fillfactor": 80},
 )
-leads = Table("leads", metadata, LeadColumns, _of_version())
-workers = Table("workers", metadata, WorkerColumns, _of_version(), Index("workers_by_state", "job", "version", "state"))
+leads = Table("leads", metadata, LeadColumns, _of_version(), postgresql_with={"fillfactor": 50})
+workers = Table(
+    "workers",
+    metadata,
+    WorkerColumns,
+    _of_version(),
+    Index("workers_by_state", "job", "version", "state"),
+    postgresql_with={"fillfactor": 50},
+)
+worker_logins = Table("worker_logins", metadata, WorkerLoginColumns, _of_version())
 releases = Table("releases", metadata, ReleaseColumns, _of_version(), Index("releases_by_version", "job", "version"))
 verdicts = Table("verdicts", metadata, VerdictColumns, Index("verdicts_by_release", "release_id", "id"))

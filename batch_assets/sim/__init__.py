@@ -1,0 +1,1 @@
+"""See the map in `batch_assets/__init__.py`."""
